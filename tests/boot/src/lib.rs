@@ -1,0 +1,1 @@
+//! Tests that boot images in an emulator.
