@@ -1,0 +1,107 @@
+//! Where things are in the source tree, and how to call cargo.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+/// The root of the source tree.
+pub fn root() -> &'static Path {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir
+        .ancestors()
+        .nth(2)
+        .expect("this crate lies two folders below the root")
+}
+
+/// Cargo's target directory: `CARGO_TARGET_DIR`, or `target` in the source tree.
+pub fn target_dir() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// Where images are built. Their flags differ from those of host builds, so they must not share a directory with them.
+pub fn image_target_dir() -> PathBuf {
+    target_dir().join("image")
+}
+
+/// The cargo that called this program, run in the root of the source tree.
+pub fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// A package of the workspace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Whether `cargo xtask build` makes an image of it: it lies under `apps/`, or is the boot tests' guest.
+    pub is_application: bool,
+    /// Whether it has the feature `hosted`: without that feature it builds for the bare machine only.
+    pub has_hosted: bool,
+}
+
+/// The packages of the workspace, sorted by name.
+///
+/// # Errors
+/// If `cargo metadata` fails, as it does if a manifest is malformed.
+pub fn packages() -> Result<Vec<Package>> {
+    let output = cargo()
+        .args(["metadata", "--no-deps", "--format-version=1"])
+        .output()
+        .context("cannot start cargo to list the workspace's packages")?;
+    if !output.status.success() {
+        bail!(
+            "`cargo metadata` failed:\n{}",
+            String::from_utf8_lossy(&output.stderr).trim_end()
+        );
+    }
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("`cargo metadata` printed no JSON")?;
+    let listed = metadata["packages"]
+        .as_array()
+        .context("`cargo metadata` listed no packages")?;
+    let package = |value: &serde_json::Value| {
+        Some(Package {
+            name: value["name"].as_str()?.to_owned(),
+            is_application: is_application(Path::new(value["manifest_path"].as_str()?)),
+            has_hosted: value["features"].get("hosted").is_some(),
+        })
+    };
+    let mut packages: Vec<Package> = listed.iter().filter_map(package).collect();
+    packages.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(packages)
+}
+
+fn is_application(manifest: &Path) -> bool {
+    let folder = manifest
+        .parent()
+        .and_then(|folder| folder.strip_prefix(root()).ok());
+    folder.is_some_and(|folder| folder == "tests/guest" || folder.parent() == Some(Path::new("apps")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn applications_are_the_packages_under_apps_and_the_guest() {
+        assert!(is_application(&root().join("apps/hello/Cargo.toml")));
+        assert!(is_application(&root().join("tests/guest/Cargo.toml")));
+        assert!(!is_application(&root().join("tests/boot/Cargo.toml")));
+        assert!(!is_application(&root().join("unikernel/kernel/Cargo.toml")));
+        assert!(!is_application(&root().join("apps/Cargo.toml")));
+        assert!(!is_application(Path::new("/elsewhere/apps/hello/Cargo.toml")));
+    }
+
+    #[test]
+    fn listing_finds_this_workspace() {
+        let packages = packages().unwrap();
+        let find = |name: &str| packages.iter().find(|package| package.name == name).unwrap();
+        assert!(find("hello").is_application && find("hello").has_hosted);
+        assert!(!find("homenode").is_application && find("homenode").has_hosted);
+        assert!(!find("xtask").is_application && !find("xtask").has_hosted);
+    }
+}

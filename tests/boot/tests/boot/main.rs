@@ -1,0 +1,3 @@
+//! Tests that boot images in an emulator.
+
+mod emulator;

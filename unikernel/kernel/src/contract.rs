@@ -1,0 +1,173 @@
+//! The contract between the API and its two lower halves.
+//!
+//! Everything public in this crate is written once, on top of a module `sys` that exists twice: `hosted::sys`, on Linux's threads
+//! and `mmap`, and `machine::sys`, on the bare machine. This page says what `sys` offers, and [the checks](self#checks) at its end
+//! make the compiler compare the module in use with it.
+//!
+//! | function | meaning |
+//! |---|---|
+//! | `topology()` | the machine's nodes, CPUs and distances; does not change while the program runs |
+//! | `cpus()` | the CPUs on which program threads are placed by default, never empty |
+//! | `current_cpu()`, `current_node()` | where the calling thread runs |
+//! | `spawn(spec, entry)` | a new thread, pinned to `spec.cpu`, that runs `entry` and ends; a panic in it ends the program |
+//! | `current_thread()`, `thread_name()` | who the calling thread is |
+//! | `wait(word, expected, timeout)` | sleeps if `*word == expected`, until a `wake` of the same word; the check comes after all that the caller did before (a full fence) and can not miss a `wake` that follows a change of the word |
+//! | `wake(word, count)` | ends the waiting of at most `count` threads; `word` is only a key and is not read |
+//! | `yield_now()` | lets another runnable thread of this CPU go first |
+//! | `monotonic()` | time since boot; never goes back |
+//! | `wall_clock()` | time since the Unix epoch |
+//! | `exit(status)` | ends the program and all of its threads |
+//! | `write_console(stream, bytes)` | bytes to the console; one call's bytes stay together |
+//! | `reserve(bytes)` | a range of addresses with nothing behind it; `bytes` is a positive multiple of 2 MiB, and so is the start |
+//! | `populate(start, bytes, policy)` | backs every 2 MiB page that holds a byte of the range and has no memory yet with zeroed memory; from many threads at once |
+//! | `release(start, bytes)` | gives back a whole reservation with all memory behind it |
+//! | `placement(start, bytes, report)` | calls `report(node, size, count)` for the pages behind the range, in any grouping |
+//! | `thread_local_base()` | bare machine only: the calling thread's block of thread-local values |
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use core::time::Duration;
+
+use homenode_mm::{OutOfMemory, PageSize, Policy};
+use homenode_topology::{CpuId, NodeId, Topology};
+
+use crate::sys;
+
+/// A thread's number: unique while the program runs, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(u64);
+
+impl ThreadId {
+    /// The thread that runs the program's `main`.
+    pub const MAIN: Self = Self(0);
+
+    /// The thread with this number.
+    pub(crate) const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for ThreadId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a lower half needs to know to start a thread.
+pub(crate) struct ThreadSpec {
+    /// What reports call the thread.
+    pub(crate) name: Option<Arc<str>>,
+    /// The CPU that the thread is pinned to.
+    pub(crate) cpu: CpuId,
+    /// The least size of the thread's stack.
+    pub(crate) stack_bytes: usize,
+}
+
+/// What a new thread runs.
+pub(crate) type Entry = Box<dyn FnOnce() + Send + 'static>;
+
+/// Hears of pages: the node that they lie on, the size of each, and how many they are.
+pub(crate) type PageReport<'a> = dyn FnMut(NodeId, PageSize, usize) + 'a;
+
+/// Why a thread could not be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpawnError {
+    /// There is no memory for the thread's stack and bookkeeping.
+    OutOfMemory {
+        /// The size of the stack that was asked for.
+        stack_bytes: usize,
+    },
+    /// The machine has no CPU with this number.
+    NoSuchCpu(CpuId),
+    /// The machine has no node with this number.
+    NoSuchNode(NodeId),
+    /// No program thread can be placed on this node: it has no CPUs, or only one that does the housekeeping.
+    NodeWithoutCpus(NodeId),
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory { stack_bytes } => write!(
+                f,
+                "no memory for a thread with a stack of {stack_bytes} bytes: ask for a smaller stack or for fewer threads"
+            ),
+            Self::NoSuchCpu(cpu) => {
+                write!(
+                    f,
+                    "there is no CPU {cpu}: the last one is CPU {}",
+                    sys::topology().cpus().len() - 1
+                )
+            }
+            Self::NoSuchNode(node) => {
+                write!(
+                    f,
+                    "there is no node {node}: the last one is node {}",
+                    sys::topology().nodes().len() - 1
+                )
+            }
+            Self::NodeWithoutCpus(node) => {
+                write!(
+                    f,
+                    "node {node} has no CPU for a program's thread: name another node"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for SpawnError {}
+
+/// How a `wait` ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitOutcome {
+    /// By a `wake`, or for no reason.
+    Woken,
+    /// At once: the word did not hold the expected value.
+    Changed,
+    /// The time is over.
+    TimedOut,
+}
+
+/// Where console output goes when there is a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Results.
+    Output,
+    /// Complaints.
+    Error,
+}
+
+/// # Checks
+/// One line for each function of `sys`.
+const _: () = {
+    let _: fn() -> &'static Topology = sys::topology;
+    let _: fn() -> &'static [CpuId] = sys::cpus;
+    let _: fn() -> CpuId = sys::current_cpu;
+    let _: fn() -> NodeId = sys::current_node;
+    let _: fn(ThreadSpec, Entry) -> Result<ThreadId, SpawnError> = sys::spawn;
+    let _: fn() -> ThreadId = sys::current_thread;
+    let _: fn() -> Option<Arc<str>> = sys::thread_name;
+    let _: fn(&AtomicU32, u32, Option<Duration>) -> WaitOutcome = sys::wait;
+    let _: fn(&AtomicU32, u32) = sys::wake;
+    let _: fn() = sys::yield_now;
+    let _: fn() -> Duration = sys::monotonic;
+    let _: fn() -> Duration = sys::wall_clock;
+    let _: fn(u8) -> ! = sys::exit;
+    let _: fn(Stream, &[u8]) = sys::write_console;
+    let _: fn(usize) -> Option<NonNull<u8>> = sys::reserve;
+    let _: unsafe fn(NonNull<u8>, usize, Policy) -> Result<(), OutOfMemory> = sys::populate;
+    let _: unsafe fn(NonNull<u8>, usize) = sys::release;
+    let _: for<'a> unsafe fn(NonNull<u8>, usize, &'a mut PageReport<'a>) = sys::placement;
+    #[cfg(not(feature = "hosted"))]
+    let _: fn() -> *mut u8 = sys::thread_local_base;
+};

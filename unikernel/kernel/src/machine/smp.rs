@@ -1,0 +1,307 @@
+//! Per-CPU data for all CPUs, and the start of the application processors.
+
+use core::cell::UnsafeCell;
+use core::mem::size_of;
+use core::ptr;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use core::{fmt, hint};
+
+use alloc::vec::Vec;
+use homenode_metrics::{CpuCounters, NodeCounters};
+use homenode_mm::{FrameSize, Order, OutOfMemory, Policy, Size4KiB};
+use homenode_topology::{ApicId, CpuId, MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
+
+use super::percpu::{self, PerCpu};
+use super::segments::InterruptStack;
+use super::stacks::{KernelStack, TrapStacks};
+use super::traps::{self, vector};
+use super::{apic, clock, cpu, memory, sched};
+
+unsafe extern "C" {
+    static trampoline_start: u8;
+    static trampoline_protected: u8;
+    static trampoline_protected_pointer: u8;
+    static trampoline_end: u8;
+    static mut ap_table: u64;
+    static mut ap_table_entries: u64;
+    static mut ap_root: u64;
+}
+
+/// What `boot/start.s` looks up by its APIC id.
+#[repr(C)]
+struct ApEntry {
+    apic_id: u32,
+    padding: u32,
+    stack_top: u64,
+    cpu: &'static PerCpu,
+}
+
+/// Why not all CPUs run.
+#[derive(Debug)]
+pub(crate) enum StartError {
+    OutOfMemory(OutOfMemory),
+    NoLowMemory,
+    Interrupt(ApicId, apic::IpiError),
+    Silent(CpuId, ApicId),
+    NoBootCpu(ApicId),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OutOfMemory(error) => write!(f, "cannot start the CPUs: {error}"),
+            Self::NoLowMemory => write!(f, "cannot start the CPUs: no usable page of RAM below 640 KiB"),
+            Self::Interrupt(apic_id, error) => write!(f, "cannot start the CPU with APIC id {apic_id}: {error}"),
+            Self::Silent(cpu, apic_id) => write!(
+                f,
+                "CPU {cpu} (APIC id {apic_id}) did not start within {} s",
+                ANSWER_TIMEOUT.as_secs()
+            ),
+            Self::NoBootCpu(apic_id) => write!(
+                f,
+                "the MADT lists no enabled CPU with APIC id {apic_id}, which is the boot processor's"
+            ),
+        }
+    }
+}
+
+impl From<OutOfMemory> for StartError {
+    fn from(error: OutOfMemory) -> Self {
+        Self::OutOfMemory(error)
+    }
+}
+
+/// How long the CPUs may take to start. Hundreds of emulated CPUs share few real ones.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between INIT and the first STARTUP interrupt, for CPUs that are not of this century (Intel SDM volume 3, 9.4.4).
+const STARTUP_DELAY: Duration = Duration::from_micros(200);
+/// A clock that differs by more than this between CPUs is reported.
+const CLOCK_TOLERANCE_NS: u64 = 1_000_000;
+
+unsafe extern "C" {
+    static boot_stack: u8;
+    static boot_stack_top: u8;
+}
+
+/// Stacks for the exceptions of early boot: one for each interrupt stack, and the emergency stack.
+#[repr(C, align(4096))]
+struct EarlyTrapStacks(UnsafeCell<[[u8; EARLY_TRAP_STACK_BYTES]; InterruptStack::ALL.len() + 1]>);
+
+const EARLY_TRAP_STACK_BYTES: usize = 8 << 10;
+
+// SAFETY: used as stacks of the boot processor only.
+unsafe impl Sync for EarlyTrapStacks {}
+
+static EARLY_TRAP_STACKS: EarlyTrapStacks =
+    EarlyTrapStacks(UnsafeCell::new([[0; EARLY_TRAP_STACK_BYTES]; InterruptStack::ALL.len() + 1]));
+
+/// Makes exceptions on the boot processor reportable, before there is memory for stacks of their own.
+///
+/// # Safety
+/// Called once, first of all, on the boot processor.
+pub(crate) unsafe fn install_boot_cpu() {
+    let cpu = percpu::boot_cpu();
+    let bottom = EARLY_TRAP_STACKS.0.get() as u64;
+    let top = |index: u64| bottom + (index + 1) * EARLY_TRAP_STACK_BYTES as u64;
+    cpu.trap_stacks_bottom.set(bottom);
+    cpu.trap_stacks_top.set(top(TrapStacks::EMERGENCY));
+    cpu.emergency_stack_top.set(top(TrapStacks::EMERGENCY));
+    cpu.kernel_stack_bottom.set(&raw const boot_stack as u64);
+    cpu.kernel_stack_top.set(&raw const boot_stack_top as u64);
+    // SAFETY: the tables are not loaded yet; the stacks are static.
+    unsafe {
+        let segments = &mut *cpu.segments.get();
+        for (index, stack) in (0..).zip(InterruptStack::ALL) {
+            segments.set_stack(stack, top(index));
+        }
+        percpu::install_boot_cpu();
+        load(cpu);
+    }
+}
+
+/// Gives every CPU its data, its stacks and its counters, on its own node, and sets the boot processor's up.
+///
+/// # Errors
+/// When there is no memory for them, or when the topology lacks the boot processor.
+///
+/// # Safety
+/// Called once, on the boot processor.
+pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static PerCpu, StartError> {
+    let boot_apic_id = apic::this_cpu_id();
+    let mut all = Vec::with_capacity(topology.cpus().len());
+    let mut boot = None;
+    for description in topology.cpus() {
+        let cpu = if description.apic_id == boot_apic_id {
+            boot = Some(percpu::boot_cpu());
+            percpu::boot_cpu()
+        } else {
+            on_node(description.node, PerCpu::new())?
+        };
+        cpu.cpu.set(description.id);
+        cpu.apic_id.set(description.apic_id);
+        cpu.node.set(description.node);
+        prepare_one(cpu, topology.nodes().len())?;
+        all.push(cpu);
+    }
+    let boot = boot.ok_or(StartError::NoBootCpu(boot_apic_id))?;
+    percpu::set_all(Vec::leak(all));
+    // SAFETY: the boot processor, whose stacks have just been set.
+    unsafe { load(boot) };
+    boot.online.store(true, Ordering::Release);
+    Ok(boot)
+}
+
+/// Puts `value` into frames of `node`, or of its neighbours, for good.
+fn on_node<T: Send + Sync>(node: NodeId, value: T) -> Result<&'static T, OutOfMemory> {
+    let order = Order::all()
+        .find(|order| order.bytes() >= size_of::<T>() as u64)
+        .expect("per-CPU data is smaller than the largest block");
+    let allocation = memory::frames().allocate_block(order, Policy::Local, node, 0)?;
+    let place = memory::direct_map(allocation.memory.start()).cast::<T>();
+    // SAFETY: a fresh block, large and aligned enough, never freed.
+    unsafe {
+        place.write(value);
+        Ok(&*place)
+    }
+}
+
+fn prepare_one(cpu: &'static PerCpu, nodes: usize) -> Result<(), OutOfMemory> {
+    let node = cpu.node.get();
+    let node_counters: Vec<NodeCounters> = (0..nodes).map(|_| NodeCounters::new()).collect();
+    cpu.counters.set(Some(on_node(node, CpuCounters::new(Vec::leak(node_counters)))?));
+
+    let stacks = TrapStacks::new(node)?;
+    cpu.trap_stacks_bottom.set(stacks.bottom());
+    cpu.trap_stacks_top.set(stacks.top(TrapStacks::EMERGENCY));
+    cpu.emergency_stack_top.set(stacks.top(TrapStacks::EMERGENCY));
+    // SAFETY: the CPU does not use these tables yet.
+    let segments = unsafe { &mut *cpu.segments.get() };
+    for (index, stack) in (0..).zip(InterruptStack::ALL) {
+        segments.set_stack(stack, stacks.top(index));
+    }
+
+    let idle_stack = KernelStack::new(node)?;
+    cpu.kernel_stack_bottom.set(idle_stack.bottom());
+    cpu.kernel_stack_top.set(idle_stack.top());
+    sched::adopt_idle(cpu, idle_stack);
+    Ok(())
+}
+
+/// Loads the running CPU's segments and interrupt table.
+///
+/// # Safety
+/// `cpu` is the running CPU's data, and prepared.
+unsafe fn load(cpu: &'static PerCpu) {
+    // SAFETY: by the caller.
+    unsafe {
+        (*cpu.segments.get()).load();
+        // Loading segment registers may clear the bases.
+        cpu.install();
+        traps::install();
+    }
+}
+
+/// Starts all CPUs but the running one, all at once, and waits until they run.
+///
+/// # Errors
+/// When one does not answer.
+pub(crate) fn start(boot: &'static PerCpu, memory_map: &[MemoryMapEntry]) -> Result<(), StartError> {
+    let others = || percpu::all().iter().copied().filter(|cpu| !ptr::eq(*cpu, boot));
+    if others().next().is_none() {
+        return Ok(());
+    }
+    let page = trampoline_page(memory_map).ok_or(StartError::NoLowMemory)?;
+    let entries: Vec<ApEntry> = others()
+        .map(|cpu| ApEntry {
+            apic_id: cpu.apic_id.get().0,
+            padding: 0,
+            stack_top: cpu.kernel_stack_top.get(),
+            cpu,
+        })
+        .collect();
+    let entries = Vec::leak(entries);
+    let start = &raw const trampoline_start;
+    let place = memory::direct_map(page);
+    let offset = |symbol: *const u8| symbol as usize - start as usize;
+    // SAFETY: a usable page that nothing else has; the other CPUs read all of this only after they are started below.
+    unsafe {
+        ap_root = memory::tables().root().start().0;
+        ap_table = entries.as_ptr() as u64;
+        ap_table_entries = entries.len() as u64;
+        ptr::copy_nonoverlapping(start, place, offset(&raw const trampoline_end));
+        let protected = page.0 as u32 + offset(&raw const trampoline_protected) as u32;
+        place.add(offset(&raw const trampoline_protected_pointer)).cast::<u32>().write_unaligned(protected);
+    }
+
+    let apic = apic::local();
+    let vector = (page.0 >> 12) as u8;
+    let started_ns = clock::now_ns();
+    for cpu in others() {
+        apic.send_init(cpu.apic_id.get()).map_err(|error| StartError::Interrupt(cpu.apic_id.get(), error))?;
+    }
+    pause(STARTUP_DELAY);
+    for _ in 0..2 {
+        for cpu in others().filter(|cpu| !cpu.online.load(Ordering::Acquire)) {
+            apic.send_startup(cpu.apic_id.get(), vector)
+                .map_err(|error| StartError::Interrupt(cpu.apic_id.get(), error))?;
+        }
+        pause(STARTUP_DELAY);
+    }
+    let deadline = clock::now() + ANSWER_TIMEOUT;
+    for cpu in others() {
+        while !cpu.online.load(Ordering::Acquire) {
+            if clock::now() > deadline {
+                return Err(StartError::Silent(cpu.cpu.get(), cpu.apic_id.get()));
+            }
+            hint::spin_loop();
+        }
+    }
+    let earliest = EARLIEST_START_NS.load(Ordering::Relaxed);
+    let latest = LATEST_START_NS.load(Ordering::Relaxed);
+    if earliest + CLOCK_TOLERANCE_NS < started_ns || latest > clock::now_ns() + CLOCK_TOLERANCE_NS {
+        log::warn!("the CPUs' time-stamp counters differ: times measured on different CPUs cannot be compared");
+    }
+    Ok(())
+}
+
+static EARLIEST_START_NS: AtomicU64 = AtomicU64::new(u64::MAX);
+static LATEST_START_NS: AtomicU64 = AtomicU64::new(0);
+
+fn pause(duration: Duration) {
+    let until = clock::now() + duration;
+    while clock::now() < until {
+        hint::spin_loop();
+    }
+}
+
+/// The highest usable page below 640 KiB: real mode reaches no further than 1 MiB.
+fn trampoline_page(memory_map: &[MemoryMapEntry]) -> Option<PhysAddr> {
+    let reachable = PhysRange::new(PhysAddr(Size4KiB::BYTES), PhysAddr(0xa_0000));
+    memory_map
+        .iter()
+        .filter(|entry| entry.kind == MemoryKind::Usable)
+        .filter_map(|entry| entry.range.intersection(&reachable))
+        .filter_map(|range| {
+            let page = PhysAddr(range.end.0 - 1).align_down(Size4KiB::BYTES);
+            let page = if page + Size4KiB::BYTES > range.end { PhysAddr(page.0.checked_sub(Size4KiB::BYTES)?) } else { page };
+            (page >= range.start).then_some(page)
+        })
+        .max()
+}
+
+/// The first Rust code of an application processor: on its idle stack and the kernel's page tables, interrupts off.
+pub(crate) extern "C" fn application_processor_main(cpu: &'static PerCpu) -> ! {
+    cpu::enable_features();
+    // SAFETY: the boot processor prepared `cpu` for this CPU alone.
+    unsafe {
+        cpu.install();
+        load(cpu);
+    }
+    apic::local().init_this_cpu(apic::Vectors { timer: vector::TIMER, error: Some(vector::APIC_ERROR) });
+    let now = clock::now_ns();
+    EARLIEST_START_NS.fetch_min(now, Ordering::Relaxed);
+    LATEST_START_NS.fetch_max(now, Ordering::Relaxed);
+    cpu.online.store(true, Ordering::Release);
+    sched::idle()
+}

@@ -1,0 +1,120 @@
+//! What the application's API asks of the bare machine: see `contract`.
+
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU32;
+use core::time::Duration;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use hermit_sync::OnceCell;
+use homenode_mm::{OutOfMemory, PageSize, Policy};
+use homenode_topology::{CpuId, NodeId, Topology};
+
+use super::percpu::{self, this_cpu};
+use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
+use crate::contract::{SpawnError, Stream, ThreadId, ThreadSpec, WaitOutcome};
+
+static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
+
+/// Sets what [`topology`] and [`cpus`] give. Once, before the program starts.
+pub(super) fn init(topology: &'static Topology, program_cpus: Vec<CpuId>) {
+    assert!(MACHINE.set((topology, program_cpus)).is_ok(), "the machine is described once");
+}
+
+fn machine() -> &'static (&'static Topology, Vec<CpuId>) {
+    MACHINE.get().expect("the machine is described before the program starts")
+}
+
+pub(crate) fn topology() -> &'static Topology {
+    machine().0
+}
+
+pub(crate) fn cpus() -> &'static [CpuId] {
+    &machine().1
+}
+
+pub(crate) fn current_cpu() -> CpuId {
+    this_cpu().cpu.get()
+}
+
+pub(crate) fn current_node() -> NodeId {
+    this_cpu().node.get()
+}
+
+pub(crate) fn spawn(spec: ThreadSpec, entry: Box<dyn FnOnce() + Send + 'static>) -> Result<ThreadId, SpawnError> {
+    let ThreadSpec { name, cpu, stack_bytes } = spec;
+    let target = *percpu::all().get(cpu.index()).ok_or(SpawnError::NoSuchCpu(cpu))?;
+    gate::enter(move || sched::spawn(name, target, stack_bytes, false, entry))
+        .map_err(|_| SpawnError::OutOfMemory { stack_bytes })
+}
+
+pub(crate) fn current_thread() -> ThreadId {
+    this_cpu().current().map_or(ThreadId::MAIN, |thread| thread.id())
+}
+
+pub(crate) fn thread_name() -> Option<Arc<str>> {
+    this_cpu().current().and_then(|thread| thread.name().cloned())
+}
+
+pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> WaitOutcome {
+    sched::wait(word, expected, timeout)
+}
+
+pub(crate) fn wake(word: &AtomicU32, count: u32) {
+    sched::wake(word, count);
+}
+
+pub(crate) fn yield_now() {
+    sched::yield_now();
+}
+
+pub(crate) fn monotonic() -> Duration {
+    clock::now()
+}
+
+pub(crate) fn wall_clock() -> Duration {
+    rtc::unix_time()
+}
+
+pub(crate) fn exit(status: u8) -> ! {
+    program::end(status)
+}
+
+/// Bytes that are copied to the kernel's stack at a time, so that program memory is not read under the console's lock.
+const CONSOLE_CHUNK_BYTES: usize = 1024;
+
+pub(crate) fn write_console(_: Stream, bytes: &[u8]) {
+    for chunk in bytes.chunks(CONSOLE_CHUNK_BYTES) {
+        let mut copy = [0; CONSOLE_CHUNK_BYTES];
+        copy[..chunk.len()].copy_from_slice(chunk);
+        let length = chunk.len();
+        gate::enter(move || serial::write_bytes(&copy[..length]));
+    }
+}
+
+pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
+    program_memory::reserve(bytes)
+}
+
+/// # Safety
+/// The range lies in one reservation.
+pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize, policy: Policy) -> Result<(), OutOfMemory> {
+    program_memory::populate(start.as_ptr() as u64, bytes as u64, policy)
+}
+
+/// # Safety
+/// The range is what [`reserve`] gave, and nothing uses it any more.
+pub(crate) unsafe fn release(start: NonNull<u8>, bytes: usize) {
+    program_memory::release(start.as_ptr() as u64, bytes as u64);
+}
+
+/// # Safety
+/// The range lies in one reservation.
+pub(crate) unsafe fn placement(start: NonNull<u8>, bytes: usize, report: &mut dyn FnMut(NodeId, PageSize, usize)) {
+    program_memory::placement(start.as_ptr() as u64, bytes as u64, report);
+}
+
+pub(crate) fn thread_local_base() -> *mut u8 {
+    stacks::thread_local_base()
+}

@@ -1,0 +1,156 @@
+//! Exceptions and interrupts: the table, the entry from `traps.s`, and what each vector does.
+
+use homenode_metrics::CpuCounter;
+use hermit_sync::OnceCell;
+use x86_64::instructions::interrupts;
+use x86_64::registers::control::Cr2;
+
+use super::percpu::{offset, this_cpu};
+use super::segments::{Gate, InterruptStack, load_interrupt_table};
+use super::stacks::KERNEL_STACK_GUARD_BYTES;
+use super::{apic, crash, housekeeping, sched, tlb};
+
+core::arch::global_asm!(
+    include_str!("traps.s"),
+    ".text",
+    kernel_stack_bottom = const offset::KERNEL_STACK_BOTTOM,
+    kernel_stack_top = const offset::KERNEL_STACK_TOP,
+    trap_stacks_bottom = const offset::TRAP_STACKS_BOTTOM,
+    trap_stacks_top = const offset::TRAP_STACKS_TOP,
+    emergency_stack_top = const offset::EMERGENCY_STACK_TOP,
+    guard_bytes = const KERNEL_STACK_GUARD_BYTES,
+    trap_entry = sym trap_entry,
+    options(att_syntax)
+);
+
+unsafe extern "C" {
+    static trap_stubs: u8;
+}
+
+/// Distance between two stubs in `traps.s`.
+const STUB_BYTES: u64 = 16;
+
+/// Vectors that this kernel uses beside the exceptions.
+pub(crate) mod vector {
+    /// Non-maskable interrupt: another CPU crashed, stop.
+    pub(crate) const NMI: u8 = 2;
+    /// Double fault.
+    pub(crate) const DOUBLE_FAULT: u8 = 8;
+    /// Page fault.
+    pub(crate) const PAGE_FAULT: u8 = 14;
+    /// Machine check.
+    pub(crate) const MACHINE_CHECK: u8 = 18;
+    /// The first vector that is no exception.
+    pub(crate) const FIRST_INTERRUPT: u8 = 32;
+    /// The local APIC's timer.
+    pub(crate) const TIMER: u8 = 0x40;
+    /// A thread was made ready on this CPU while it was idle.
+    pub(crate) const WAKE: u8 = 0x41;
+    /// Another CPU asks for a TLB flush.
+    pub(crate) const FLUSH: u8 = 0x42;
+    /// The local APIC found an error.
+    pub(crate) const APIC_ERROR: u8 = 0xfe;
+}
+
+/// The interrupted code's registers, as `traps.s` lays them out.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub(crate) struct TrapFrame {
+    pub(crate) r15: u64,
+    pub(crate) r14: u64,
+    pub(crate) r13: u64,
+    pub(crate) r12: u64,
+    pub(crate) r11: u64,
+    pub(crate) r10: u64,
+    pub(crate) r9: u64,
+    pub(crate) r8: u64,
+    pub(crate) rbp: u64,
+    pub(crate) rdi: u64,
+    pub(crate) rsi: u64,
+    pub(crate) rdx: u64,
+    pub(crate) rcx: u64,
+    pub(crate) rbx: u64,
+    pub(crate) rax: u64,
+    pub(crate) vector: u64,
+    pub(crate) error_code: u64,
+    pub(crate) rip: u64,
+    pub(crate) cs: u64,
+    pub(crate) rflags: u64,
+    pub(crate) rsp: u64,
+    pub(crate) ss: u64,
+}
+
+static TABLE: OnceCell<[Gate; 256]> = OnceCell::new();
+
+/// Loads the interrupt table on the running CPU.
+///
+/// # Safety
+/// This CPU's per-CPU data, segments and interrupt stacks are installed.
+pub(crate) unsafe fn install() {
+    let table = TABLE.get_or_init(|| {
+        let mut table = [Gate::EMPTY; 256];
+        for (vector, gate) in (0u8..).zip(&mut table) {
+            let stack = match vector {
+                vector::NMI => InterruptStack::Nmi,
+                vector::DOUBLE_FAULT => InterruptStack::DoubleFault,
+                vector::MACHINE_CHECK => InterruptStack::MachineCheck,
+                _ => InterruptStack::Landing,
+            };
+            *gate = Gate::new(&raw const trap_stubs as u64 + u64::from(vector) * STUB_BYTES, stack);
+        }
+        table
+    });
+    // SAFETY: the stubs follow the protocol; the stacks are there by the caller.
+    unsafe { load_interrupt_table(table) };
+}
+
+/// Called by `traps.s` with interrupts off, on the thread's kernel stack (or on an interrupt stack for NMI, double fault and
+/// machine check).
+extern "C" fn trap_entry(frame: &mut TrapFrame) {
+    let cpu = this_cpu();
+    match frame.vector as u8 {
+        vector::TIMER => {
+            cpu.count(CpuCounter::TimerInterrupt);
+            apic::local().eoi();
+            housekeeping::note_tick(cpu);
+            sched::expire_timers(cpu);
+            leave_interrupt();
+        }
+        vector::WAKE => {
+            cpu.count(CpuCounter::WakeInterrupt);
+            apic::local().eoi();
+            housekeeping::begin_ticking_if_asked(cpu);
+        }
+        vector::FLUSH => {
+            cpu.count(CpuCounter::FlushInterrupt);
+            tlb::answer(cpu);
+            apic::local().eoi();
+        }
+        apic::SPURIOUS_VECTOR => cpu.count(CpuCounter::SpuriousInterrupt),
+        vector::APIC_ERROR => {
+            let apic = apic::local();
+            log::error!("local APIC of CPU {}: error status {:#x}", cpu.cpu.get(), apic.take_errors());
+            apic.eoi();
+        }
+        vector::NMI if crash::in_progress() => crash::stop_this_cpu(),
+        vector::PAGE_FAULT => crash::exception(frame, Some(Cr2::read_raw())),
+        exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, None),
+        unexpected => {
+            log::warn!("interrupt {unexpected:#x} on CPU {} came from no known source", cpu.cpu.get());
+            apic::local().eoi();
+        }
+    }
+}
+
+/// Runs housekeeping on top of interrupted program code; inside the gate it waits for the gate's exit.
+fn leave_interrupt() {
+    let cpu = this_cpu();
+    if cpu.gate_depth.get() != 0 || !cpu.housekeeping_due.get() {
+        return;
+    }
+    cpu.gate_depth.set(1);
+    interrupts::enable();
+    housekeeping::run_if_due();
+    interrupts::disable();
+    cpu.gate_depth.set(0);
+}

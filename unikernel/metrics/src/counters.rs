@@ -1,0 +1,250 @@
+//! The kernel's own counters: one set per CPU, written by that CPU, summed when read.
+//!
+//! A new counter is one line in a table below; the renderer, and the test that compares the output with `docs/metrics.md`,
+//! find it there.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use homenode_topology::NodeId;
+
+use crate::exposition::Family;
+
+/// Defines an enum of counters. Each names its family; counters of one family differ in one label, and stand together.
+macro_rules! counter_table {
+    (
+        $(#[$doc:meta])* $name:ident {
+            $($(#[$variant_doc:meta])* $variant:ident => $family:ident $([$label:literal = $value:literal])?,)+
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$variant_doc])* $variant,)+
+        }
+
+        impl $name {
+            /// Every counter of the table, in its order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+
+            /// The name and the help under which the counter is shown.
+            pub(crate) const fn family(self) -> &'static Family {
+                match self {
+                    $(Self::$variant => &$family,)+
+                }
+            }
+
+            /// The label that tells the counter from the others of its family.
+            pub(crate) const fn label(self) -> Option<(&'static str, &'static str)> {
+                match self {
+                    $($(Self::$variant => Some(($label, $value)),)?)+
+                    #[allow(unreachable_patterns)]
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+const INTERRUPTS: Family = Family::counter("interrupts_total", "Interrupts taken, by kind and CPU.");
+const NR_TLB_REMOTE_FLUSH: Family = Family::counter(
+    "nr_tlb_remote_flush_total",
+    "TLB flushes that this CPU asked of the other CPUs.",
+);
+const NR_TLB_REMOTE_FLUSH_RECEIVED: Family = Family::counter(
+    "nr_tlb_remote_flush_received_total",
+    "TLB flushes that another CPU asked of this one.",
+);
+const NR_TLB_LOCAL_FLUSH_ALL: Family = Family::counter(
+    "nr_tlb_local_flush_all_total",
+    "Times that this CPU dropped all of its translations.",
+);
+const CONTEXT_SWITCHES: Family = Family::counter(
+    "context_switches_total",
+    "Switches from one thread to another, by CPU.",
+);
+
+counter_table! {
+    /// What is counted, and shown, for each CPU.
+    CpuCounter {
+        /// The CPU's own timer.
+        TimerInterrupt => INTERRUPTS["kind" = "timer"],
+        /// Another CPU's request to look at the run queue.
+        WakeInterrupt => INTERRUPTS["kind" = "wake"],
+        /// Another CPU's request to flush the TLB.
+        FlushInterrupt => INTERRUPTS["kind" = "flush"],
+        /// The local APIC's spurious vector.
+        SpuriousInterrupt => INTERRUPTS["kind" = "spurious"],
+        /// A TLB flush asked of the other CPUs.
+        TlbRemoteFlush => NR_TLB_REMOTE_FLUSH,
+        /// A TLB flush that another CPU asked for.
+        TlbRemoteFlushReceived => NR_TLB_REMOTE_FLUSH_RECEIVED,
+        /// A flush of all of this CPU's translations.
+        TlbLocalFlushAll => NR_TLB_LOCAL_FLUSH_ALL,
+        /// A switch from one thread to another.
+        ContextSwitch => CONTEXT_SWITCHES,
+    }
+}
+
+const NUMA_HIT: Family = Family::counter("numa_hit_total", "Frames allocated on this node, as intended.");
+const NUMA_MISS: Family = Family::counter(
+    "numa_miss_total",
+    "Frames allocated on this node though another node was intended.",
+);
+const NUMA_FOREIGN: Family = Family::counter(
+    "numa_foreign_total",
+    "Frames intended for this node but allocated on another node.",
+);
+const NUMA_INTERLEAVE: Family = Family::counter(
+    "numa_interleave_total",
+    "Frames that an interleaving policy intended for this node and got here.",
+);
+const NUMA_LOCAL: Family = Family::counter(
+    "numa_local_total",
+    "Frames allocated on this node by a CPU of this node.",
+);
+const NUMA_OTHER: Family = Family::counter(
+    "numa_other_total",
+    "Frames allocated on this node by a CPU of another node.",
+);
+const THP_FAULT_ALLOC: Family = Family::counter(
+    "thp_fault_alloc_total",
+    "2 MiB pages of program memory populated on this node.",
+);
+const THP_FAULT_FALLBACK: Family = Family::counter(
+    "thp_fault_fallback_total",
+    "2 MiB pages of program memory intended for this node and populated with 4 KiB pages instead.",
+);
+
+counter_table! {
+    /// What is counted for each pair of a CPU and a node, and shown for each node.
+    ///
+    /// The `Numa` counters mean what Linux's `numastat` means by them, and count one for each frame, whatever its size.
+    NodeCounter {
+        /// The node was intended and gave the frame.
+        NumaHit => NUMA_HIT,
+        /// Another node was intended, this one gave the frame.
+        NumaMiss => NUMA_MISS,
+        /// This node was intended, another one gave the frame.
+        NumaForeign => NUMA_FOREIGN,
+        /// An interleaving policy intended this node, which gave the frame.
+        NumaInterleave => NUMA_INTERLEAVE,
+        /// The node gave a frame to a CPU of its own.
+        NumaLocal => NUMA_LOCAL,
+        /// The node gave a frame to a CPU of another node.
+        NumaOther => NUMA_OTHER,
+        /// A 2 MiB page of program memory was populated on the node.
+        ThpFaultAlloc => THP_FAULT_ALLOC,
+        /// 4 KiB pages were populated in place of a 2 MiB page intended for the node.
+        ThpFaultFallback => THP_FAULT_FALLBACK,
+    }
+}
+
+/// One CPU's counters about one node. The kernel keeps one per CPU and node, on the CPU's node.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct NodeCounters([AtomicU64; NodeCounter::ALL.len()]);
+
+impl NodeCounters {
+    /// All zero.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; NodeCounter::ALL.len()])
+    }
+}
+
+impl Default for NodeCounters {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One CPU's counters. No two CPUs' counters share a cache line, so that counting never moves one between CPUs.
+///
+/// Additions are atomic, so that interrupts may count too, and relaxed: a reader sees each counter's recent value, not a
+/// moment common to all of them.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct CpuCounters {
+    cpu: [AtomicU64; CpuCounter::ALL.len()],
+    nodes: &'static [NodeCounters],
+}
+
+impl CpuCounters {
+    /// All zero; `nodes` has one item per node of the machine, indexed by node.
+    #[must_use]
+    pub const fn new(nodes: &'static [NodeCounters]) -> Self {
+        Self {
+            cpu: [const { AtomicU64::new(0) }; CpuCounter::ALL.len()],
+            nodes,
+        }
+    }
+
+    /// Adds `n` to `counter`.
+    pub fn add(&self, counter: CpuCounter, n: u64) {
+        self.cpu[counter as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The value of `counter`.
+    #[must_use]
+    pub fn get(&self, counter: CpuCounter) -> u64 {
+        self.cpu[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Adds `n` to `counter` of `node`. A node past the end of the slice that [`new`](Self::new) got is not counted.
+    pub fn add_node(&self, node: NodeId, counter: NodeCounter, n: u64) {
+        if let Some(counters) = self.nodes.get(node.index()) {
+            counters.0[counter as usize].fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    /// The value of `counter` of `node`: 0 for a node past the end of the slice that [`new`](Self::new) got.
+    #[must_use]
+    pub fn get_node(&self, node: NodeId, counter: NodeCounter) -> u64 {
+        self.nodes
+            .get(node.index())
+            .map_or(0, |counters| counters.0[counter as usize].load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::boxed::Box;
+    use core::mem::align_of;
+
+    use super::*;
+
+    fn counters(nodes: usize) -> CpuCounters {
+        CpuCounters::new(Box::leak((0..nodes).map(|_| NodeCounters::new()).collect()))
+    }
+
+    #[test]
+    fn each_counter_has_a_place_of_its_own() {
+        let counters = counters(2);
+        for (i, &counter) in (1..).zip(CpuCounter::ALL) {
+            counters.add(counter, i);
+        }
+        for (i, &counter) in (1..).zip(NodeCounter::ALL) {
+            counters.add_node(NodeId(1), counter, i);
+        }
+        for (i, &counter) in (1..).zip(CpuCounter::ALL) {
+            assert_eq!(counters.get(counter), i);
+        }
+        for (i, &counter) in (1..).zip(NodeCounter::ALL) {
+            assert_eq!(counters.get_node(NodeId(1), counter), i);
+            assert_eq!(counters.get_node(NodeId(0), counter), 0);
+        }
+    }
+
+    #[test]
+    fn an_unknown_node_is_not_counted() {
+        let counters = counters(1);
+        counters.add_node(NodeId(7), NodeCounter::NumaHit, 1);
+        assert_eq!(counters.get_node(NodeId(7), NodeCounter::NumaHit), 0);
+        assert_eq!(counters.get_node(NodeId(0), NodeCounter::NumaHit), 0);
+    }
+
+    #[test]
+    fn counters_of_two_cpus_share_no_cache_line() {
+        assert!(align_of::<CpuCounters>() >= 64 && align_of::<NodeCounters>() >= 64);
+    }
+}

@@ -1,0 +1,177 @@
+//! What the kernel reports about itself at the time of a request.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use homenode_topology::{CpuId, NodeId};
+use serde::{Serialize, Serializer};
+
+use crate::counters::CpuCounters;
+
+/// Where the numbers come from. The kernel implements it; it is asked anew for each request, and must not wait.
+pub trait Source {
+    /// The machine's present state.
+    fn status(&self) -> Status;
+
+    /// The topology as JSON.
+    fn topology(&self) -> String;
+
+    /// The counters of each CPU that runs, in the order of the CPUs.
+    fn cpu_counters(&self) -> Vec<(CpuId, &CpuCounters)>;
+}
+
+/// The machine's state, as `/status` shows it and as `/metrics` takes its gauges from.
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    /// The kernel's version.
+    pub version: &'static str,
+    /// The time since the kernel's entry.
+    #[serde(rename = "uptime_seconds", serialize_with = "seconds")]
+    pub uptime: Duration,
+    /// The wall-clock time of the kernel's entry since 1970-01-01 00:00 UTC; `None` if the machine has no such clock.
+    #[serde(rename = "boot_time_seconds", serialize_with = "optional_seconds")]
+    pub boot_time: Option<Duration>,
+    /// The time from the kernel's entry to the application's `main`; before that, the time so far.
+    #[serde(rename = "boot_duration_seconds", serialize_with = "seconds")]
+    pub boot_duration: Duration,
+    /// The application.
+    pub program: Program,
+    /// How many threads are in each state.
+    pub threads: Threads,
+    /// One item for each node, in the order of the nodes.
+    pub nodes: Vec<NodeStatus>,
+    /// The network interface.
+    pub network: NetworkStatus,
+}
+
+/// The application.
+#[derive(Clone, Debug, Serialize)]
+pub struct Program {
+    /// Its name.
+    pub name: String,
+    /// Whether it runs.
+    #[serde(flatten)]
+    pub state: ProgramState,
+}
+
+/// Whether the application runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum ProgramState {
+    /// `main` has not returned.
+    Running,
+    /// `main` has returned, and the machine lingers.
+    Ended {
+        /// The application's exit status.
+        exit_status: i32,
+    },
+}
+
+/// Numbers of threads by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Threads {
+    /// On a CPU.
+    pub running: u64,
+    /// Able to run, and waiting for a CPU.
+    pub ready: u64,
+    /// Waiting for something else.
+    pub blocked: u64,
+}
+
+impl Threads {
+    /// Each state's name and number.
+    pub(crate) const fn by_state(&self) -> [(&'static str, u64); 3] {
+        [
+            ("running", self.running),
+            ("ready", self.ready),
+            ("blocked", self.blocked),
+        ]
+    }
+}
+
+/// One node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeStatus {
+    /// Its number.
+    pub node: NodeId,
+    /// How many of its CPUs run.
+    pub cpus_online: u64,
+    /// Its memory.
+    pub memory: NodeMemory,
+    /// Program memory that is mapped to this node's frames.
+    pub mapped_bytes: MappedBytes,
+}
+
+/// A node's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NodeMemory {
+    total_bytes: u64,
+    free_bytes: u64,
+    free_bytes_by_order: Vec<u64>,
+}
+
+impl NodeMemory {
+    /// A node with `total_bytes` of RAM under the frame allocator's care, whose free blocks of 2ⁿ frames of 4 KiB number
+    /// `free_blocks[n]`.
+    #[must_use]
+    pub fn new(total_bytes: u64, free_blocks: &[u64]) -> Self {
+        let free_bytes_by_order: Vec<u64> = (12..)
+            .zip(free_blocks)
+            .map(|(shift, blocks)| blocks << shift)
+            .collect();
+        Self {
+            total_bytes,
+            free_bytes: free_bytes_by_order.iter().sum(),
+            free_bytes_by_order,
+        }
+    }
+
+    pub(crate) const fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    pub(crate) fn free_bytes_by_order(&self) -> &[u64] {
+        &self.free_bytes_by_order
+    }
+}
+
+/// Bytes mapped, by the size of the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MappedBytes {
+    /// By pages of 4 KiB.
+    #[serde(rename = "4KiB")]
+    pub by_4k: u64,
+    /// By pages of 2 MiB.
+    #[serde(rename = "2MiB")]
+    pub by_2m: u64,
+    /// By pages of 1 GiB.
+    #[serde(rename = "1GiB")]
+    pub by_1g: u64,
+}
+
+impl MappedBytes {
+    /// Each page size's name and number of bytes.
+    pub(crate) const fn by_page_size(&self) -> [(&'static str, u64); 3] {
+        [("4KiB", self.by_4k), ("2MiB", self.by_2m), ("1GiB", self.by_1g)]
+    }
+}
+
+/// Ethernet frames since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NetworkStatus {
+    /// Received.
+    pub received_packets: u64,
+    /// Sent.
+    pub transmitted_packets: u64,
+}
+
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
+}
+
+fn optional_seconds<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    duration
+        .map(|duration| duration.as_secs_f64())
+        .serialize(serializer)
+}

@@ -1,0 +1,91 @@
+//! A machine with fixed numbers.
+
+use std::sync::Once;
+use std::time::Duration;
+
+use homenode_metrics::{
+    AppCounter, CpuCounter, CpuCounters, MappedBytes, NetworkStatus, NodeCounter, NodeCounters, NodeMemory,
+    NodeStatus, Program, ProgramState, Source, Status, Threads,
+};
+use homenode_topology::{CpuId, NodeId};
+
+/// An application's counter, which [`Machine::new`] sets to 1.
+static TRANSFORMS: AppCounter = AppCounter::new(
+    "fft3d_transforms_total",
+    "Transforms done, \"forward\" and inverse.",
+);
+
+/// Two nodes; node 0 has CPUs 0 and 1, node 1 has memory only.
+pub(crate) struct Machine {
+    cpus: [CpuCounters; 2],
+    pub(crate) program: ProgramState,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        let cpus =
+            [0, 1].map(|_| CpuCounters::new(Box::leak(Box::new([NodeCounters::new(), NodeCounters::new()]))));
+        cpus[0].add(CpuCounter::TimerInterrupt, 5);
+        cpus[1].add(CpuCounter::WakeInterrupt, 2);
+        cpus[1].add(CpuCounter::ContextSwitch, 9);
+        for (cpu, n) in cpus.iter().zip([1, 2]) {
+            cpu.add_node(NodeId(0), NodeCounter::NumaHit, n);
+            cpu.add_node(NodeId(1), NodeCounter::NumaMiss, 10 * n);
+            cpu.add_node(NodeId(0), NodeCounter::ThpFaultAlloc, 20);
+        }
+        cpus[0].add_node(NodeId(1), NodeCounter::ThpFaultFallback, 1);
+        static TRANSFORMED: Once = Once::new();
+        TRANSFORMED.call_once(|| TRANSFORMS.add(CpuId(0), 1));
+        Self {
+            cpus,
+            program: ProgramState::Running,
+        }
+    }
+}
+
+impl Source for Machine {
+    fn status(&self) -> Status {
+        let node = |node, cpus_online, free_blocks: &[u64], by_2m| NodeStatus {
+            node: NodeId(node),
+            cpus_online,
+            memory: NodeMemory::new(1 << 30, free_blocks),
+            mapped_bytes: MappedBytes {
+                by_4k: 4096,
+                by_2m,
+                by_1g: 0,
+            },
+        };
+        Status {
+            version: "0.1.0",
+            uptime: Duration::from_millis(12_500),
+            boot_time: Some(Duration::from_secs(1_800_000_000)),
+            boot_duration: Duration::from_millis(250),
+            program: Program {
+                name: "fft3d".into(),
+                state: self.program,
+            },
+            threads: Threads {
+                running: 2,
+                ready: 0,
+                blocked: 1,
+            },
+            nodes: vec![node(0, 2, &[1, 0, 3], 40 << 20), node(1, 0, &[0, 0, 0], 0)],
+            network: NetworkStatus {
+                received_packets: 11,
+                transmitted_packets: 12,
+            },
+        }
+    }
+
+    fn topology(&self) -> String {
+        r#"{"nodes":2}"#.into()
+    }
+
+    fn cpu_counters(&self) -> Vec<(CpuId, &CpuCounters)> {
+        self.cpus
+            .iter()
+            .enumerate()
+            .map(|(cpu, counters)| (CpuId::from(cpu), counters))
+            .collect()
+    }
+}

@@ -1,0 +1,62 @@
+//! The levels of the page-table tree.
+
+use crate::addr::VirtAddr;
+use crate::size::PageSize;
+
+/// A table's level, by the names of Intel SDM volume 3, 4.5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Level {
+    /// Page table: each entry maps 4 KiB.
+    Pt,
+    /// Page directory: each entry covers 2 MiB.
+    Pd,
+    /// Page-directory-pointer table: each entry covers 1 GiB.
+    Pdpt,
+    /// Page-map level 4, the root: each entry covers 512 GiB.
+    Pml4,
+}
+
+impl Level {
+    const fn shift(self) -> u32 {
+        12 + 9 * self as u32
+    }
+
+    /// The bytes that one entry of a table of this level covers.
+    pub(super) const fn entry_bytes(self) -> u64 {
+        1 << self.shift()
+    }
+
+    /// The index of the entry that covers `address` in a table of this level: 0 to 511.
+    pub(super) const fn index(self, address: VirtAddr) -> usize {
+        (address.as_u64() >> self.shift()) as usize & 511
+    }
+
+    /// The level below, or `None` below a page table.
+    pub(super) const fn below(self) -> Option<Self> {
+        match self {
+            Self::Pml4 => Some(Self::Pdpt),
+            Self::Pdpt => Some(Self::Pd),
+            Self::Pd => Some(Self::Pt),
+            Self::Pt => None,
+        }
+    }
+
+    /// The level whose entries map pages of this size.
+    pub(super) const fn of(size: PageSize) -> Self {
+        match size {
+            PageSize::Size4KiB => Self::Pt,
+            PageSize::Size2MiB => Self::Pd,
+            PageSize::Size1GiB => Self::Pdpt,
+        }
+    }
+
+    /// The size of the pages that entries of this level map, or `None` at the root.
+    pub(super) const fn page_size(self) -> Option<PageSize> {
+        match self {
+            Self::Pt => Some(PageSize::Size4KiB),
+            Self::Pd => Some(PageSize::Size2MiB),
+            Self::Pdpt => Some(PageSize::Size1GiB),
+            Self::Pml4 => None,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! What must hold of frames and page tables, on a machine that is an array.
+
+mod addr;
+mod frames;
+mod machine;
+mod table;
