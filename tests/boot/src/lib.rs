@@ -287,8 +287,11 @@ impl Outcome {
     }
 }
 
-/// The image of an application, built when it is first asked for.
-fn application_image(name: &str) -> PathBuf {
+/// The image of the application `name`, built when it is first asked for.
+///
+/// # Panics
+/// If it does not build.
+pub fn application_image(name: &str) -> PathBuf {
     static IMAGES: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
     let image = images.entry(name.to_owned()).or_insert_with(|| {

@@ -107,6 +107,9 @@ pub fn exit(code: ExitCode) -> ! {
 macro_rules! __entry {
     ($main:expr) => {
         #[unsafe(no_mangle)]
+        static __homenode_program: &str = ::core::env!("CARGO_PKG_NAME");
+
+        #[unsafe(no_mangle)]
         extern "Rust" fn __homenode_main(args: $crate::Args) -> $crate::ExitCode {
             $crate::Termination::report($main(args))
         }

@@ -1,7 +1,7 @@
 //! The contract between the API and its two lower halves.
 //!
 //! Everything public in this crate is written once, on top of a module `sys` that exists twice: `hosted::sys`, on Linux's threads
-//! and `mmap`, and `machine::sys`, on the bare machine. This page says what `sys` offers, and [the checks](self#checks) at its end
+//! and `mmap`, and `machine::sys`, on the bare machine. This page says what `sys` offers, and the checks at its end
 //! make the compiler compare the module in use with it.
 //!
 //! | function | meaning |
@@ -147,8 +147,7 @@ pub(crate) enum Stream {
     Error,
 }
 
-/// # Checks
-/// One line for each function of `sys`.
+// The checks: one line for each function of `sys`.
 const _: () = {
     let _: fn() -> &'static Topology = sys::topology;
     let _: fn() -> &'static [CpuId] = sys::cpus;

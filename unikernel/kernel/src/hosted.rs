@@ -79,7 +79,8 @@ pub fn __run(main: impl FnOnce(Args) -> ExitCode) -> process::ExitCode {
             }
         }
     }
-    let program = if words.is_empty() { "" } else { words.remove(0) };
+    let path = if words.is_empty() { "" } else { words.remove(0) };
+    let program = path.rsplit('/').next().unwrap_or(path);
     main(Args::new(program, words)).to_u8().into()
 }
 

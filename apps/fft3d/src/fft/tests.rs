@@ -157,7 +157,7 @@ fn lines(
             direction,
             &SharedGrid::new(&mut grid),
             &mut Workspace::new(len),
-        )
+        );
     };
     (0..pencils)
         .map(|pencil| (0..len).map(|point| grid[at(pencil, point)]).collect())

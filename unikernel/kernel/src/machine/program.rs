@@ -24,7 +24,6 @@ static STATE: AtomicU32 = AtomicU32::new(RUNNING);
 static SETTINGS: OnceCell<Settings> = OnceCell::new();
 
 struct Settings {
-    name: &'static str,
     linger: Duration,
     boot_duration: Duration,
 }
@@ -32,11 +31,13 @@ struct Settings {
 unsafe extern "Rust" {
     /// What `#[homenode::main]` makes of the application's main function.
     safe fn __homenode_main(args: Args) -> ExitCode;
+    /// The application's crate.
+    safe static __homenode_program: &'static str;
 }
 
 /// The application's name: its crate's.
 pub(crate) fn name() -> &'static str {
-    SETTINGS.get().map_or("", |settings| settings.name)
+    __homenode_program
 }
 
 /// Time from the first instruction in Rust to the start of the application.
@@ -54,12 +55,11 @@ pub(crate) fn state() -> ProgramState {
 
 /// Starts the application's main thread, on the first CPU for programs.
 pub(crate) fn start(arguments: Vec<String>, linger: Duration) {
-    let name = "program";
-    let settings = Settings { name, linger, boot_duration: clock::now() };
+    let settings = Settings { linger, boot_duration: clock::now() };
     assert!(SETTINGS.set(settings).is_ok(), "the program starts once");
     let entry = Box::new(move || {
         let arguments = arguments.into_iter().map(|argument| &*String::leak(argument)).collect();
-        let code = __homenode_main(Args::new(name, arguments));
+        let code = __homenode_main(Args::new(name(), arguments));
         end(code.to_u8());
     });
     let cpu = percpu::all()[sys::cpus()[0].index()];

@@ -165,31 +165,32 @@ const BATCH: usize = 512;
 /// Gives a whole reservation back: its pages at once, its addresses once no CPU can translate them any more.
 pub(crate) fn release(start: u64, bytes: u64) {
     gate::enter(move || {
+        let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else { return };
         let mut batch = ArrayVec::<Block, BATCH>::new();
-        let mut address = start;
-        while address < start + bytes {
-            match memory::tables().unmap(VirtAddr::new_truncated(address)) {
-                Ok(mapping) => {
-                    address += mapping.size.bytes();
-                    let block = Block::new(mapping.frame, mapping.size.order());
-                    batch.push(block.expect("a mapped frame is aligned to its size"));
-                }
-                // Not backed, or the rest of a page that was backed in small pieces.
-                Err(_) => address += Size4KiB::BYTES,
+        let unmapped = memory::tables().unmap_range(range, |mapping| {
+            let block = Block::new(mapping.frame, mapping.size.order());
+            batch.push(block.expect("a mapped frame is aligned to its size"));
+            if let Some(node) = memory::frames().node_of(mapping.frame) {
+                account(node, mapping.size, -1);
             }
-            if batch.is_full() || address >= start + bytes {
-                tlb::flush_all_cpus();
-                for block in batch.drain(..) {
-                    if let Some(node) = memory::frames().node_of(block.start()) {
-                        let size = PageSize::ALL.into_iter().find(|size| size.order() == block.order());
-                        account(node, size.expect("mapped blocks have page sizes"), -1);
-                    }
-                    memory::frames().free_block(block);
-                }
+            if batch.is_full() {
+                free_after_flush(&mut batch);
             }
+        });
+        debug_assert!(unmapped.is_ok(), "a reservation holds whole pages");
+        if !batch.is_empty() {
+            free_after_flush(&mut batch);
         }
         RELEASED.lock().entry(bytes).or_default().push(start);
     });
+}
+
+/// Frees frames that are no longer mapped, once no CPU can translate to them any more.
+fn free_after_flush(batch: &mut ArrayVec<Block, BATCH>) {
+    tlb::flush_all_cpus();
+    for block in batch.drain(..) {
+        memory::frames().free_block(block);
+    }
 }
 
 /// Calls `report` with node, size and number of the pages behind the range, page by page.

@@ -1,0 +1,56 @@
+//! Threads, thread-local storage, memory, and the machines that they must work on.
+
+use boot_tests::{Boot, End, Network, Outcome};
+
+fn run(boot: Boot, arguments: &[&str]) -> Outcome {
+    let outcome = boot.arguments(arguments).run();
+    outcome.assert_end(End::Program(0));
+    outcome
+}
+
+fn guest() -> Boot {
+    Boot::application("guest").machine(2, 4, "512M")
+}
+
+#[test]
+fn the_programs_status_arrives() {
+    guest()
+        .arguments(&["exit", "7"])
+        .run()
+        .assert_end(End::Program(7));
+}
+
+#[test]
+fn threads_and_their_synchronisation() {
+    run(guest(), &["threads"]);
+}
+
+#[test]
+fn thread_local_storage() {
+    run(guest(), &["tls"]);
+}
+
+#[test]
+fn memory_and_its_policies() {
+    run(guest(), &["memory"]);
+}
+
+#[test]
+fn sixty_four_cpus() {
+    let outcome = run(Boot::application("guest").machine(4, 64, "1G"), &["threads"]);
+    outcome.line("nodes: 4, CPUs: 64,");
+}
+
+#[test]
+fn a_machine_with_neither_x2apic_nor_1_gib_pages() {
+    let outcome = run(
+        guest().qemu_arguments(&["-cpu", "max,-x2apic,-pdpe1gb"]),
+        &["threads"],
+    );
+    outcome.line("xAPIC");
+}
+
+#[test]
+fn a_machine_without_a_network_card() {
+    run(guest().network(Network::None), &["exit", "0"]);
+}
