@@ -210,7 +210,7 @@ impl Report {
         let mebibytes = (x * y * z * 16) as f64 / f64::from(1 << 20);
         println!("fft3d: {problem} on {x}x{y}x{z} points, {mebibytes:.1} MiB of complex doubles");
         println!(
-            "{threads} threads on {cpus} CPUs of {nodes} nodes, {simd}, first touch by {first_touch}, policy {policy}"
+            "threads {threads}, CPUs {cpus}, nodes {nodes}, SIMD {simd}, first touch by {first_touch}, policy {policy}"
         );
     }
 

@@ -128,7 +128,7 @@ impl Program {
             Problem::Transform(_) => "plane waves and random numbers".to_string(),
             Problem::Npb(NpbProblem {
                 class: Some(class), ..
-            }) => format!("NAS FT, class {class},"),
+            }) => format!("NAS FT class {class}"),
             Problem::Npb(_) => "NAS FT".to_string(),
         };
         let mut report = Report::new(problem, [size.x, size.y, size.z]);

@@ -28,23 +28,35 @@ pub(crate) fn threads(_: &mut Args) -> ExitCode {
 }
 
 fn each_cpu_gets_one(cpus: usize) {
-    let seen: Vec<AtomicUsize> = homenode::topology().cpus().iter().map(|_| AtomicUsize::new(0)).collect();
+    let seen: Vec<AtomicUsize> = homenode::topology()
+        .cpus()
+        .iter()
+        .map(|_| AtomicUsize::new(0))
+        .collect();
     thread::scope(|scope| {
         for _ in 0..cpus {
             scope.spawn(|| seen[thread::current_cpu().index()].fetch_add(1, Ordering::Relaxed));
         }
     });
-    let used = seen.iter().filter(|count| count.load(Ordering::Relaxed) == 1).count();
+    let used = seen
+        .iter()
+        .filter(|count| count.load(Ordering::Relaxed) == 1)
+        .count();
     assert_eq!(used, cpus, "a scope of one thread per CPU uses each CPU once");
 }
 
 fn placement_is_obeyed() {
     for cpu in homenode::topology().cpus() {
-        let handle = thread::Builder::new().cpu(cpu.id).spawn(|| (thread::current_cpu(), thread::current_node()));
+        let handle = thread::Builder::new()
+            .cpu(cpu.id)
+            .spawn(|| (thread::current_cpu(), thread::current_node()));
         assert_eq!(handle.expect("the CPU exists").join(), (cpu.id, cpu.node));
     }
     let beyond = CpuId::from(homenode::topology().cpus().len());
-    assert!(thread::Builder::new().cpu(beyond).spawn(|| ()).is_err(), "there is no such CPU");
+    assert!(
+        thread::Builder::new().cpu(beyond).spawn(|| ()).is_err(),
+        "there is no such CPU"
+    );
 }
 
 fn mutex_excludes(threads: usize) {
@@ -89,7 +101,11 @@ fn barrier_separates(threads: usize) {
                     if barrier.wait().is_leader() {
                         leaders.fetch_add(1, Ordering::Relaxed);
                     }
-                    assert_eq!(arrivals.load(Ordering::Relaxed), round * threads, "nobody passes early");
+                    assert_eq!(
+                        arrivals.load(Ordering::Relaxed),
+                        round * threads,
+                        "nobody passes early"
+                    );
                     barrier.wait();
                 }
             });
@@ -140,25 +156,42 @@ pub(crate) fn thread_locals(_: &mut Args) -> ExitCode {
 const LEN: usize = (4 << 20) / 8;
 
 pub(crate) fn memory(_: &mut Args) -> ExitCode {
-    for node in homenode::topology().nodes().iter().filter(|node| node.has_memory()) {
+    for node in homenode::topology()
+        .nodes()
+        .iter()
+        .filter(|node| node.has_memory())
+    {
         let region = Region::<u64>::new(LEN, Policy::Bind(node.id())).expect("4 MiB fit on each node");
-        assert!(region.placement().iter().all(|pages| pages.node == node.id()), "bound pages stay on their node");
+        assert!(
+            region.placement().iter().all(|pages| pages.node == node.id()),
+            "bound pages stay on their node"
+        );
         assert!(region.iter().all(|&word| word == 0), "fresh memory is zero");
     }
     interleaved_pages_are_even();
     first_touch_is_local();
     released_memory_comes_back();
+    stale_translations_are_gone();
     heap_is_shared();
     passed("memory")
 }
 
 fn interleaved_pages_are_even() {
-    let with_memory = homenode::topology().nodes().iter().filter(|node| node.has_memory()).count();
+    let with_memory = homenode::topology()
+        .nodes()
+        .iter()
+        .filter(|node| node.has_memory())
+        .count();
     let region = Region::<u64>::new(with_memory * LEN, Policy::Interleave).expect("4 MiB per node fit");
     let placement = region.placement();
     assert_eq!(placement.len(), with_memory);
     for pages in placement {
-        assert_eq!((pages.size, pages.count), (PageSize::Size2MiB, 2), "node {}", pages.node);
+        assert_eq!(
+            (pages.size, pages.count),
+            (PageSize::Size2MiB, 2),
+            "node {}",
+            pages.node
+        );
     }
 }
 
@@ -170,7 +203,9 @@ fn first_touch_is_local() {
             .map(|index| {
                 let reservation = &reservation;
                 scope.spawn(move || {
-                    reservation.populate(index * LEN..(index + 1) * LEN, Policy::Local).expect("4 MiB per CPU fit");
+                    reservation
+                        .populate(index * LEN..(index + 1) * LEN, Policy::Local)
+                        .expect("4 MiB per CPU fit");
                     (thread::current_node(), 2)
                 })
             })
@@ -179,9 +214,16 @@ fn first_touch_is_local() {
     });
     let region = reservation.finish().expect("all is backed");
     for pages in region.placement() {
-        let node = homenode::topology().nodes().iter().find(|node| node.id() == pages.node);
+        let node = homenode::topology()
+            .nodes()
+            .iter()
+            .find(|node| node.id() == pages.node);
         if node.is_some_and(|node| node.has_cpus()) {
-            let expected: usize = wanted.iter().filter(|(node, _)| *node == pages.node).map(|(_, count)| count).sum();
+            let expected: usize = wanted
+                .iter()
+                .filter(|(node, _)| *node == pages.node)
+                .map(|(_, count)| count)
+                .sum();
             assert_eq!(pages.count, expected, "node {}", pages.node);
         }
     }
@@ -189,11 +231,49 @@ fn first_touch_is_local() {
 
 fn released_memory_comes_back() {
     // More in all than the machine has.
-    let rounds = 2 * homenode::topology().nodes().iter().map(|node| node.memory_bytes()).sum::<u64>() >> 26;
+    let rounds = 1 + homenode::topology()
+        .nodes()
+        .iter()
+        .map(|node| node.memory_bytes())
+        .sum::<u64>()
+        >> 26;
     for _ in 0..rounds {
         let mut region = Region::<u64>::new(8 * LEN, Policy::Local).expect("what was released is free again");
         assert_eq!(region[8 * LEN - 1], 0, "reused memory is zero again");
         region[8 * LEN - 1] = 1;
+    }
+}
+
+/// A CPU that has used an address must find the new memory there after the old was released.
+fn stale_translations_are_gone() {
+    let Some(other) = homenode::topology()
+        .cpus()
+        .iter()
+        .find(|cpu| cpu.id != thread::current_cpu())
+    else {
+        return;
+    };
+    let read_there = |region: &Region<u64>| {
+        thread::scope(|scope| {
+            let reader = thread::Builder::new()
+                .cpu(other.id)
+                .spawn_scoped(scope, || region[0]);
+            reader.expect("the CPU exists").join()
+        })
+    };
+    for tag in 1..=20 {
+        let mut old = Region::<u64>::new(LEN, Policy::Local).expect("4 MiB fit");
+        old[0] = 1000 + tag;
+        assert_eq!(read_there(&old), 1000 + tag);
+        let address = old.as_ptr();
+        drop(old);
+        // Takes the frames that have just become free, at another address.
+        let mut filler = Region::<u64>::new(2 * LEN, Policy::Local).expect("8 MiB fit");
+        filler.fill(7);
+        let mut new = Region::<u64>::new(LEN, Policy::Local).expect("4 MiB fit");
+        assert_eq!(new.as_ptr(), address, "the addresses are used again");
+        new[0] = tag;
+        assert_eq!(read_there(&new), tag, "CPU {} has a stale translation", other.id);
     }
 }
 
@@ -213,7 +293,11 @@ fn heap_is_shared() {
 }
 
 pub(crate) fn out_of_memory(_: &mut Args) -> ExitCode {
-    let bytes: u64 = homenode::topology().nodes().iter().map(|node| node.memory_bytes()).sum();
+    let bytes: u64 = homenode::topology()
+        .nodes()
+        .iter()
+        .map(|node| node.memory_bytes())
+        .sum();
     match Region::<u8>::new(bytes as usize, Policy::Bind(NodeId(0))) {
         Err(error @ RegionError::OutOfMemory(_)) => {
             println!("{error}");

@@ -7,7 +7,9 @@ use core::ptr;
 use homenode::{Args, ExitCode, thread};
 
 pub(crate) fn panic(_: &mut Args) -> ExitCode {
-    let culprit = thread::Builder::new().name("culprit").spawn(|| panic!("this is a test of panics"));
+    let culprit = thread::Builder::new()
+        .name("culprit")
+        .spawn(|| panic!("this is a test of panics"));
     culprit.expect("a thread starts").join();
     ExitCode::SUCCESS
 }
@@ -53,7 +55,14 @@ pub(crate) fn kernel_stack_overflow(_: &mut Args) -> ExitCode {
     // SAFETY: none: this is the crime. The second word of the per-CPU data is the bottom of the thread's kernel stack: from
     // there on nothing is left but the guard.
     unsafe {
-        asm!("mov rsp, gs:[8]", "add rsp, 512", "2:", "push rax", "jmp 2b", options(noreturn))
+        asm!(
+            "mov rsp, gs:[8]",
+            "add rsp, 512",
+            "2:",
+            "push rax",
+            "jmp 2b",
+            options(noreturn)
+        )
     }
     #[cfg(feature = "hosted")]
     ExitCode::FAILURE

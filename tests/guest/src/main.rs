@@ -19,20 +19,52 @@ const COMMANDS: &[Command] = &[
     ("exit", "N: ends with the status N", exit),
     ("sleep", "SECONDS: sleeps, then ends with success", sleep),
     ("spin", "computes on all CPUs for ever", spin),
-    ("topology", "prints the machine's nodes, CPUs and distances", topology),
-    ("threads", "checks threads, mutex, condvar and barrier", checks::threads),
+    (
+        "topology",
+        "prints the machine's nodes, CPUs and distances",
+        topology,
+    ),
+    (
+        "threads",
+        "checks threads, mutex, condvar and barrier",
+        checks::threads,
+    ),
     ("tls", "checks thread-local values", checks::thread_locals),
-    ("memory", "checks regions, their placement and the heap", checks::memory),
-    ("out-of-memory", "asks node 0 for more memory than it has", checks::out_of_memory),
+    (
+        "memory",
+        "checks regions, their placement and the heap",
+        checks::memory,
+    ),
+    (
+        "out-of-memory",
+        "asks node 0 for more memory than it has",
+        checks::out_of_memory,
+    ),
     ("panic", "panics in a named thread", crimes::panic),
     ("null-write", "writes through a null pointer", crimes::null_write),
     ("text-write", "writes to its own code", crimes::text_write),
     ("stack-execute", "runs code on its stack", crimes::stack_execute),
-    ("stack-overflow", "recurses without end in a named thread", crimes::stack_overflow),
-    ("kernel-stack-overflow", "uses up the kernel's stack", crimes::kernel_stack_overflow),
-    ("wild-stack", "faults with a stack pointer that leads nowhere", crimes::wild_stack),
+    (
+        "stack-overflow",
+        "recurses without end in a named thread",
+        crimes::stack_overflow,
+    ),
+    (
+        "kernel-stack-overflow",
+        "uses up the kernel's stack",
+        crimes::kernel_stack_overflow,
+    ),
+    (
+        "wild-stack",
+        "faults with a stack pointer that leads nowhere",
+        crimes::wild_stack,
+    ),
     ("undefined", "runs an undefined instruction", crimes::undefined),
-    ("triple-fault", "takes the interrupt table away and faults", crimes::triple_fault),
+    (
+        "triple-fault",
+        "takes the interrupt table away and faults",
+        crimes::triple_fault,
+    ),
 ];
 
 #[homenode::main]

@@ -32,7 +32,9 @@ fn symbols() -> Option<SymbolTable<'static>> {
 pub(crate) fn write_here(out: &mut impl Write) -> fmt::Result {
     let frame_pointer: u64;
     // SAFETY: reads a register.
-    unsafe { core::arch::asm!("mov {}, rbp", out(reg) frame_pointer, options(nomem, nostack, preserves_flags)) };
+    unsafe {
+        core::arch::asm!("mov {}, rbp", out(reg) frame_pointer, options(nomem, nostack, preserves_flags))
+    };
     writeln!(out, "backtrace:")?;
     write_frames(out, 0, frame_pointer)
 }
@@ -45,29 +47,53 @@ pub(crate) fn write_from(out: &mut impl Write, instruction: u64, frame_pointer: 
 }
 
 fn write_frames(out: &mut impl Write, first: usize, mut frame_pointer: u64) -> fmt::Result {
-    for number in first..MOST_FRAMES {
-        if frame_pointer % 8 != 0 || !crash::readable(frame_pointer, 16) {
-            return Ok(());
-        }
+    let mut last = 0;
+    let mut repeated = 0;
+    let mut number = first;
+    while number < MOST_FRAMES && frame_pointer % 8 == 0 && crash::readable(frame_pointer, 16) {
         // SAFETY: mapped and aligned; nothing else runs that could unmap it.
         let [next, return_address] = unsafe { *(frame_pointer as *const [u64; 2]) };
         if return_address == 0 {
-            return Ok(());
+            break;
         }
-        // The call lies before the address that it returns to.
-        write_frame(out, number, return_address, return_address - 1)?;
-        if next == 0 {
-            return Ok(());
+        if return_address == last {
+            repeated += 1;
+        } else {
+            write_repeated(out, &mut repeated)?;
+            // The call lies before the address that it returns to.
+            write_frame(out, number, return_address, return_address - 1)?;
+            number += 1;
+        }
+        last = return_address;
+        // Stacks grow down: a chain that does not go up is broken, unless it leaves the kernel's stack for the program's.
+        if next <= frame_pointer && next >> 63 == frame_pointer >> 63 {
+            break;
         }
         frame_pointer = next;
     }
-    writeln!(out, "  … more than {MOST_FRAMES} frames")
+    write_repeated(out, &mut repeated)?;
+    if number == MOST_FRAMES {
+        writeln!(out, "  … more than {MOST_FRAMES} frames")
+    } else {
+        Ok(())
+    }
+}
+
+/// Recursion is one line.
+fn write_repeated(out: &mut impl Write, repeated: &mut u64) -> fmt::Result {
+    match core::mem::take(repeated) {
+        0 => Ok(()),
+        times => writeln!(out, "      … and {times} more times"),
+    }
 }
 
 fn write_frame(out: &mut impl Write, number: usize, address: u64, look_up: u64) -> fmt::Result {
     write!(out, "  {number:2}: {address:#018x}")?;
     let text = &raw const __text_start as u64..&raw const __text_end as u64;
-    match symbols().filter(|_| text.contains(&look_up)).and_then(|symbols| symbols.lookup(look_up)) {
+    match symbols()
+        .filter(|_| text.contains(&look_up))
+        .and_then(|symbols| symbols.lookup(look_up))
+    {
         Some((name, offset)) => writeln!(out, " {:#} +{offset:#x}", rustc_demangle::demangle(name)),
         None if text.contains(&look_up) => writeln!(out, " (no symbol)"),
         None => writeln!(out, " (not in the image)"),
@@ -77,5 +103,8 @@ fn write_frame(out: &mut impl Write, number: usize, address: u64, look_up: u64) 
 /// Keeps `memory` honest: the table must stay readable after the image is mapped by access rights.
 pub(crate) fn symbol_table_range() -> memory::ImageRange {
     let start = &raw const __symbols_start as u64;
-    memory::ImageRange { start, end: start + symbol_table_bytes() as u64 }
+    memory::ImageRange {
+        start,
+        end: start + symbol_table_bytes() as u64,
+    }
 }

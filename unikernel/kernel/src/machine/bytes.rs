@@ -71,13 +71,17 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, count: usize) {
             }
             _mm_storeu_si128(to.add(count - 16).cast(), last);
         } else if count >= 8 {
-            let (first, last) =
-                (from.cast::<u64>().read_unaligned(), from.add(count - 8).cast::<u64>().read_unaligned());
+            let (first, last) = (
+                from.cast::<u64>().read_unaligned(),
+                from.add(count - 8).cast::<u64>().read_unaligned(),
+            );
             to.cast::<u64>().write_unaligned(first);
             to.add(count - 8).cast::<u64>().write_unaligned(last);
         } else if count >= 4 {
-            let (first, last) =
-                (from.cast::<u32>().read_unaligned(), from.add(count - 4).cast::<u32>().read_unaligned());
+            let (first, last) = (
+                from.cast::<u32>().read_unaligned(),
+                from.add(count - 4).cast::<u32>().read_unaligned(),
+            );
             to.cast::<u32>().write_unaligned(first);
             to.add(count - 4).cast::<u32>().write_unaligned(last);
         } else if count > 0 {
@@ -153,8 +157,10 @@ unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> 
     // SAFETY: by the caller, `count` bytes can be read on both sides.
     unsafe {
         while done + 8 <= count {
-            let (a, b) =
-                (left.add(done).cast::<u64>().read_unaligned(), right.add(done).cast::<u64>().read_unaligned());
+            let (a, b) = (
+                left.add(done).cast::<u64>().read_unaligned(),
+                right.add(done).cast::<u64>().read_unaligned(),
+            );
             if a != b {
                 return if a.swap_bytes() < b.swap_bytes() { -1 } else { 1 };
             }

@@ -193,7 +193,10 @@ pub(crate) fn calibrate(tables: &Tables<'_>) -> Result<&'static Calibration, Cal
     let invariant = CpuId::new()
         .get_advanced_power_mgmt_info()
         .is_some_and(|power| power.has_invariant_tsc());
-    if !invariant {
+    let emulated = CpuId::new()
+        .get_feature_info()
+        .is_some_and(|features| features.has_hypervisor());
+    if !invariant && !emulated {
         warn!("the CPU does not promise an invariant TSC; the clock drifts if its speed changes");
     }
     let calibration = Calibration {

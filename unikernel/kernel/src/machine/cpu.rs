@@ -14,7 +14,9 @@ static FS_BASE_INSTRUCTIONS: AtomicBool = AtomicBool::new(false);
 
 /// Whether 1 GiB pages exist.
 pub(crate) fn has_1gib_pages() -> bool {
-    Cpuid::new().get_extended_processor_and_feature_identifiers().is_some_and(|features| features.has_1gib_pages())
+    Cpuid::new()
+        .get_extended_processor_and_feature_identifiers()
+        .is_some_and(|features| features.has_1gib_pages())
 }
 
 /// Turns on, on the running CPU, what programs and kernel use: SSE, and AVX and AVX-512 where found.
@@ -28,15 +30,24 @@ pub(crate) fn enable_features() {
         });
         Cr4::update(|cr4| {
             cr4.insert(Cr4Flags::OSFXSR | Cr4Flags::OSXMMEXCPT_ENABLE | Cr4Flags::PAGE_GLOBAL);
-            if cpuid.get_feature_info().is_some_and(|features| features.has_xsave()) {
+            if cpuid
+                .get_feature_info()
+                .is_some_and(|features| features.has_xsave())
+            {
                 cr4.insert(Cr4Flags::OSXSAVE);
             }
-            if cpuid.get_extended_feature_info().is_some_and(|features| features.has_fsgsbase()) {
+            if cpuid
+                .get_extended_feature_info()
+                .is_some_and(|features| features.has_fsgsbase())
+            {
                 cr4.insert(Cr4Flags::FSGSBASE);
                 FS_BASE_INSTRUCTIONS.store(true, Ordering::Relaxed);
             }
         });
-        if let Some(state) = cpuid.get_extended_state_info().filter(|_| Cr4::read().contains(Cr4Flags::OSXSAVE)) {
+        if let Some(state) = cpuid
+            .get_extended_state_info()
+            .filter(|_| Cr4::read().contains(Cr4Flags::OSXSAVE))
+        {
             let mut enabled = XCr0Flags::X87 | XCr0Flags::SSE;
             if state.xcr0_supports_avx_256() {
                 enabled |= XCr0Flags::AVX;

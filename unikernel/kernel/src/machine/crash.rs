@@ -19,6 +19,9 @@ const EXCEPTION_STATUS: u8 = 102;
 /// The status that a panic leaves.
 const PANIC_STATUS: u8 = 101;
 
+/// The status that a boot which cannot go on leaves.
+const BOOT_STATUS: u8 = 103;
+
 /// No CPU: nobody has crashed.
 const NOBODY: u32 = u32::MAX;
 
@@ -43,7 +46,11 @@ pub(crate) fn stop_this_cpu() -> ! {
 /// Makes the running CPU the only one that goes on. A second CPU that crashes stops here; a crash within the report ends it.
 fn take_over(cause: Cause, status: u8) {
     interrupts::disable();
-    let this = if percpu::installed() { this_cpu().cpu.get().0 } else { 0 };
+    let this = if percpu::installed() {
+        this_cpu().cpu.get().0
+    } else {
+        0
+    };
     match REPORTER.compare_exchange(NOBODY, this, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             // Without other CPUs, or without an APIC yet, there is nobody to stop.
@@ -53,7 +60,10 @@ fn take_over(cause: Cause, status: u8) {
             REPORTING.store(true, Ordering::Release);
         }
         Err(reporter) if reporter == this && REPORTING.load(Ordering::Acquire) => {
-            let _cannot_fail = writeln!(Emergency, "\nhomenode: a second fault while the crash was being reported");
+            let _cannot_fail = writeln!(
+                Emergency,
+                "\nhomenode: a second fault while the crash was being reported"
+            );
             power_off(status, cause);
         }
         Err(_) => stop_this_cpu(),
@@ -61,9 +71,9 @@ fn take_over(cause: Cause, status: u8) {
 }
 
 /// Reports a CPU exception and stops the machine. `address` is the faulting address of a page fault.
-pub(crate) fn exception(frame: &TrapFrame, address: Option<u64>) -> ! {
+pub(crate) fn exception(frame: &TrapFrame, address: Option<u64>, in_kernel: bool) -> ! {
     take_over(Cause::Exception, EXCEPTION_STATUS);
-    let _cannot_fail = report_exception(&mut Emergency, frame, address);
+    let _cannot_fail = report_exception(&mut Emergency, frame, address, in_kernel);
     power_off(EXCEPTION_STATUS, Cause::Exception)
 }
 
@@ -82,8 +92,11 @@ pub(crate) fn stop_boot(reason: fmt::Arguments<'_>) -> ! {
     power_off(BOOT_STATUS, Cause::Boot)
 }
 
-/// The status that a boot which cannot go on leaves.
-const BOOT_STATUS: u8 = 103;
+// A page fault's error code (Intel SDM volume 3, 4.7).
+const PRESENT: u64 = 1 << 0;
+const WRITE: u64 = 1 << 1;
+const RESERVED_BIT: u64 = 1 << 3;
+const FETCH: u64 = 1 << 4;
 
 fn report_panic(out: &mut impl Write, info: &PanicInfo<'_>) -> fmt::Result {
     write!(out, "\n{} panicked", Context)?;
@@ -91,35 +104,67 @@ fn report_panic(out: &mut impl Write, info: &PanicInfo<'_>) -> fmt::Result {
         write!(out, " at {location}")?;
     }
     writeln!(out, ":\n{}", info.message())?;
-    write_place(out)?;
+    write_place(out, gate::inside())?;
     backtrace::write_here(out)
 }
 
-fn report_exception(out: &mut impl Write, frame: &TrapFrame, address: Option<u64>) -> fmt::Result {
+fn report_exception(
+    out: &mut impl Write,
+    frame: &TrapFrame,
+    address: Option<u64>,
+    in_kernel: bool,
+) -> fmt::Result {
     let name = exception_name(frame.vector as u8);
-    writeln!(out, "\n{Context}: {name} (exception {}), error code {:#x}", frame.vector, frame.error_code)?;
+    writeln!(
+        out,
+        "\n{Context}: {name} (exception {}), error code {:#x}",
+        frame.vector, frame.error_code
+    )?;
     if let Some(address) = address {
         let access = match frame.error_code {
-            code if code & 0x10 != 0 => "instruction fetch from",
-            code if code & 0x2 != 0 => "write to",
+            code if code & FETCH != 0 => "instruction fetch from",
+            code if code & WRITE != 0 => "write to",
             _ => "read of",
         };
         let why = match frame.error_code {
-            code if code & 0x8 != 0 => "a reserved bit is set in the page table",
-            code if code & 0x1 != 0 => "the page does not allow it",
+            code if code & RESERVED_BIT != 0 => "a reserved bit is set in the page table",
+            code if code & PRESENT != 0 => "the page does not allow it",
             _ => "no page is mapped there",
         };
         writeln!(out, "{access} {address:#018x}: {why}")?;
-        explain(out, address)?;
+        explain(out, address, frame.error_code & PRESENT != 0)?;
     }
-    write_place(out)?;
-    writeln!(out, "rip {:#018x}  rsp {:#018x}  rflags {:#010x}  cs {:#x} ss {:#x}",
-        frame.rip, frame.rsp, frame.rflags, frame.cs, frame.ss)?;
+    write_place(out, in_kernel)?;
+    writeln!(
+        out,
+        "rip {:#018x}  rsp {:#018x}  rflags {:#010x}  cs {:#x} ss {:#x}",
+        frame.rip, frame.rsp, frame.rflags, frame.cs, frame.ss
+    )?;
     for row in [
-        [("rax", frame.rax), ("rbx", frame.rbx), ("rcx", frame.rcx), ("rdx", frame.rdx)],
-        [("rsi", frame.rsi), ("rdi", frame.rdi), ("rbp", frame.rbp), ("r8 ", frame.r8)],
-        [("r9 ", frame.r9), ("r10", frame.r10), ("r11", frame.r11), ("r12", frame.r12)],
-        [("r13", frame.r13), ("r14", frame.r14), ("r15", frame.r15), ("cr3", Cr3::read_raw().0.start_address().as_u64())],
+        [
+            ("rax", frame.rax),
+            ("rbx", frame.rbx),
+            ("rcx", frame.rcx),
+            ("rdx", frame.rdx),
+        ],
+        [
+            ("rsi", frame.rsi),
+            ("rdi", frame.rdi),
+            ("rbp", frame.rbp),
+            ("r8 ", frame.r8),
+        ],
+        [
+            ("r9 ", frame.r9),
+            ("r10", frame.r10),
+            ("r11", frame.r11),
+            ("r12", frame.r12),
+        ],
+        [
+            ("r13", frame.r13),
+            ("r14", frame.r14),
+            ("r15", frame.r15),
+            ("cr3", Cr3::read_raw().0.start_address().as_u64()),
+        ],
     ] {
         for (register, value) in row {
             write!(out, "{register} {value:#018x}  ")?;
@@ -131,12 +176,20 @@ fn report_exception(out: &mut impl Write, frame: &TrapFrame, address: Option<u64
 }
 
 /// A sentence on the faulting address where there is something to say about it.
-fn explain(out: &mut impl Write, address: u64) -> fmt::Result {
+fn explain(out: &mut impl Write, address: u64, present: bool) -> fmt::Result {
+    if present {
+        return Ok(());
+    }
     if address < 4096 {
         return writeln!(out, "this is an access through a null pointer");
     }
-    let Some(thread) = percpu::installed().then(|| this_cpu().current()).flatten() else { return Ok(()) };
-    if thread.program_stack().is_some_and(|stack| stack.guard_contains(address)) {
+    let Some(thread) = percpu::installed().then(|| this_cpu().current()).flatten() else {
+        return Ok(());
+    };
+    if thread
+        .program_stack()
+        .is_some_and(|stack| stack.guard_contains(address))
+    {
         return writeln!(
             out,
             "stack overflow: the address lies in the guard below the thread's stack of {} KiB; \
@@ -145,10 +198,16 @@ fn explain(out: &mut impl Write, address: u64) -> fmt::Result {
         );
     }
     if stacks::is_kernel_stack_guard(address) {
-        return writeln!(out, "kernel stack overflow: the address lies in the guard below a kernel stack");
+        return writeln!(
+            out,
+            "kernel stack overflow: the address lies in the guard below a kernel stack"
+        );
     }
     if program_memory::is_reserved(address) {
-        return writeln!(out, "the address lies in a memory region that was reserved but not populated");
+        return writeln!(
+            out,
+            "the address lies in a memory region that was reserved but not populated"
+        );
     }
     Ok(())
 }
@@ -170,13 +229,19 @@ impl fmt::Display for Context {
     }
 }
 
-fn write_place(out: &mut impl Write) -> fmt::Result {
+fn write_place(out: &mut impl Write, in_kernel: bool) -> fmt::Result {
     if !percpu::installed() {
         return Ok(());
     }
     let cpu: &PerCpu = this_cpu();
-    let code = if gate::inside() { "kernel" } else { "program" };
-    writeln!(out, "on CPU {} (APIC id {}), node {}, in {code} code", cpu.cpu.get(), cpu.apic_id.get(), cpu.node.get())
+    let code = if in_kernel { "kernel" } else { "program" };
+    writeln!(
+        out,
+        "on CPU {} (APIC id {}), node {}, in {code} code",
+        cpu.cpu.get(),
+        cpu.apic_id.get(),
+        cpu.node.get()
+    )
 }
 
 /// The names of the exceptions (Intel SDM volume 3, table 6-1).

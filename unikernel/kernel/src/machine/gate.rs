@@ -53,7 +53,9 @@ pub(crate) fn enter<F: FnOnce() -> R, R>(function: F) -> R {
     if inside() {
         return function();
     }
-    let mut call = Call { function: ManuallyDrop::new(function) };
+    let mut call = Call {
+        function: ManuallyDrop::new(function),
+    };
     // SAFETY: `run` takes the function out of `call` once and leaves the result in its place; `call` outlives the switch, and
     // outside the gate nothing is on the thread's kernel stack.
     unsafe {

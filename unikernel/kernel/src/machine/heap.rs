@@ -44,14 +44,25 @@ unsafe impl Source for KernelSource {
         if !talc.source.early_claimed {
             talc.source.early_claimed = true;
             // SAFETY: claimed once; nothing else uses it.
-            return unsafe { talc.claim(EARLY_HEAP.0.get().cast(), EARLY_BYTES) }.map(drop).ok_or(());
+            return unsafe { talc.claim(EARLY_HEAP.0.get().cast(), EARLY_BYTES) }
+                .map(drop)
+                .ok_or(());
         }
         let frames = memory::try_frames().ok_or(())?;
-        let needed = (layout.size() + layout.align() + OVERHEAD).next_power_of_two().max(Size2MiB::BYTES as usize);
-        let order = Order::all().find(|order| order.bytes() >= needed as u64).ok_or(())?;
-        let block = frames.allocate_block(order, Policy::Local, memory::local_node(), 0).map_err(drop)?.memory;
+        let needed = (layout.size() + layout.align() + OVERHEAD)
+            .next_power_of_two()
+            .max(Size2MiB::BYTES as usize);
+        let order = Order::all()
+            .find(|order| order.bytes() >= needed as u64)
+            .ok_or(())?;
+        let block = frames
+            .allocate_block(order, Policy::Local, memory::local_node(), 0)
+            .map_err(drop)?
+            .memory;
         // SAFETY: a fresh block, mapped for good.
-        unsafe { talc.claim(memory::direct_map(block.start()), order.bytes() as usize) }.map(drop).ok_or(())
+        unsafe { talc.claim(memory::direct_map(block.start()), order.bytes() as usize) }
+            .map(drop)
+            .ok_or(())
     }
 }
 
@@ -113,13 +124,26 @@ static ALLOCATOR: ImageAllocator = ImageAllocator::new();
 
 impl ImageAllocator {
     const fn new() -> Self {
-        let mut program = [const { TalcLock::new(ProgramSource { index: 0, backed: 0, end: None }) }; PROGRAM_HEAPS];
+        let mut program = [const {
+            TalcLock::new(ProgramSource {
+                index: 0,
+                backed: 0,
+                end: None,
+            })
+        }; PROGRAM_HEAPS];
         let mut index = 0;
         while index < PROGRAM_HEAPS {
-            program[index] = TalcLock::new(ProgramSource { index, backed: 0, end: None });
+            program[index] = TalcLock::new(ProgramSource {
+                index,
+                backed: 0,
+                end: None,
+            });
             index += 1;
         }
-        Self { kernel: TalcLock::new(KernelSource { early_claimed: false }), program }
+        Self {
+            kernel: TalcLock::new(KernelSource { early_claimed: false }),
+            program,
+        }
     }
 
     /// The program heap that `address` belongs to, or `None` for the kernel's.
@@ -137,7 +161,9 @@ unsafe impl GlobalAlloc for ImageAllocator {
             if gate::inside() {
                 self.kernel.lock().allocate(layout)
             } else {
-                self.program[this_cpu().cpu.get().index() % PROGRAM_HEAPS].lock().allocate(layout)
+                self.program[this_cpu().cpu.get().index() % PROGRAM_HEAPS]
+                    .lock()
+                    .allocate(layout)
             }
         };
         block.map_or(ptr::null_mut(), NonNull::as_ptr)

@@ -64,7 +64,10 @@ impl Keeper {
             Self::Dedicated(cpu) => Some(cpu),
             Self::Shared(_) => None,
         };
-        all.iter().map(|cpu| cpu.cpu.get()).filter(|cpu| Some(*cpu) != dedicated).collect()
+        all.iter()
+            .map(|cpu| cpu.cpu.get())
+            .filter(|cpu| Some(*cpu) != dedicated)
+            .collect()
     }
 }
 

@@ -9,12 +9,18 @@ use super::{clock, gate, serial};
 
 struct Console;
 
+/// Crates that log for those who work on them.
+const DRIVERS: [&str; 2] = ["virtio_drivers", "smoltcp"];
+
 /// Longer lines are cut.
 const LINE_BYTES: usize = 512;
 
 impl Log for Console {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
+        let from_driver = DRIVERS.iter().any(|driver| metadata.target().starts_with(driver));
+        // What a driver finds worth an "info" is a detail here.
+        let level = if from_driver && metadata.level() == Level::Info { Level::Debug } else { metadata.level() };
+        level <= log::max_level()
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -28,7 +34,12 @@ impl Log for Console {
         let _cut = match record.level() {
             Level::Info => Ok(()),
             level @ (Level::Error | Level::Warn) => write!(line, "{}: ", level.as_str().to_ascii_lowercase()),
-            level => write!(line, "{}: {}: ", level.as_str().to_ascii_lowercase(), record.target()),
+            level => write!(
+                line,
+                "{}: {}: ",
+                level.as_str().to_ascii_lowercase(),
+                record.target()
+            ),
         };
         let _cut = write!(line, "{}", record.args());
         if line.try_push('\n').is_err() {

@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 use hermit_sync::OnceCell;
 use homenode_metrics::NodeCounter;
 use homenode_mm::{
-    Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeMemory, NumaEvent, Order, OutOfMemory,
-    PageSize, PageTable, Placement, Policy, Size4KiB, TableFrames, VirtAddr,
+    Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeMemory, NumaEvent, Order,
+    OutOfMemory, PageSize, PageTable, Placement, Policy, Size4KiB, TableFrames, VirtAddr,
 };
 use homenode_topology::{MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
 use x86_64::instructions::tlb;
@@ -83,11 +83,23 @@ fn kernel_flags(writable: bool, executable: bool) -> Flags {
 
 /// The image's parts, in order of address, each with its rights.
 fn image() -> [(ImageRange, Flags); 4] {
-    let range = |start: *const u8, end: *const u8| ImageRange { start: start as u64, end: end as u64 };
+    let range = |start: *const u8, end: *const u8| ImageRange {
+        start: start as u64,
+        end: end as u64,
+    };
     [
-        (range(&raw const __text_start, &raw const __text_end), kernel_flags(false, true)),
-        (range(&raw const __rodata_start, &raw const __rodata_end), kernel_flags(false, false)),
-        (range(&raw const __data_start, &raw const __data_end), kernel_flags(true, false)),
+        (
+            range(&raw const __text_start, &raw const __text_end),
+            kernel_flags(false, true),
+        ),
+        (
+            range(&raw const __rodata_start, &raw const __rodata_end),
+            kernel_flags(false, false),
+        ),
+        (
+            range(&raw const __data_start, &raw const __data_end),
+            kernel_flags(true, false),
+        ),
         (backtrace::symbol_table_range(), kernel_flags(false, false)),
     ]
 }
@@ -148,7 +160,11 @@ pub(crate) fn direct_map(address: PhysAddr) -> *mut u8 {
 /// The physical address of a byte in the direct map or in the image.
 pub(crate) fn physical_address(pointer: *const u8) -> PhysAddr {
     let address = pointer as u64;
-    PhysAddr(if address >= IMAGE_OFFSET { address - IMAGE_OFFSET } else { address - DIRECT_MAP })
+    PhysAddr(if address >= IMAGE_OFFSET {
+        address - IMAGE_OFFSET
+    } else {
+        address - DIRECT_MAP
+    })
 }
 
 /// Frames for the first page tables: taken from the RAM behind the image, and never given back.
@@ -169,7 +185,11 @@ impl EarlyFrames {
             .flat_map(|range| without(range, image))
             .max_by_key(PhysRange::bytes)?;
         let start = piece.start.align_up(Size4KiB::BYTES)?;
-        Some(Self { start, next: start, end: piece.end })
+        Some(Self {
+            start,
+            next: start,
+            end: piece.end,
+        })
     }
 
     /// What was taken.
@@ -208,7 +228,9 @@ static NEXT_DEVICE_PAGE: AtomicU64 = AtomicU64::new(DEVICES);
 
 /// The page tables that every CPU uses.
 pub(crate) fn tables() -> &'static PageTable<DirectMap> {
-    TABLES.get().expect("the page tables are built before they are used")
+    TABLES
+        .get()
+        .expect("the page tables are built before they are used")
 }
 
 /// The frames of all nodes.
@@ -216,7 +238,9 @@ pub(crate) fn tables() -> &'static PageTable<DirectMap> {
 /// # Panics
 /// Before [`init_frames`].
 pub(crate) fn frames() -> &'static FrameAllocator<DirectMap> {
-    FRAMES.get().expect("the frame allocator is built before it is used")
+    FRAMES
+        .get()
+        .expect("the frame allocator is built before it is used")
 }
 
 /// Like [`frames`], but `None` in early boot.
@@ -255,7 +279,11 @@ pub(crate) unsafe fn init_tables(
     let mut early = EarlyFrames::new(memory_map, whole_image).ok_or(InitError::NoEarlyFrames)?;
     let tables = PageTable::new(DirectMap, &mut early).ok_or(InitError::NoEarlyFrames)?;
 
-    let largest = if super::cpu::has_1gib_pages() { PageSize::Size1GiB } else { PageSize::Size2MiB };
+    let largest = if super::cpu::has_1gib_pages() {
+        PageSize::Size1GiB
+    } else {
+        PageSize::Size2MiB
+    };
     let mut map = |start: u64, range: PhysRange, largest: PageSize, flags: Flags| {
         tables
             .map_range(VirtAddr::new_truncated(start), range, largest, flags, &mut early)
@@ -265,7 +293,12 @@ pub(crate) unsafe fn init_tables(
     for &block in ram {
         for block in without(block, VIDEO_WINDOW) {
             for part in without(block, whole_image) {
-                map(DIRECT_MAP + part.start.0, part, largest, kernel_flags(true, false))?;
+                map(
+                    DIRECT_MAP + part.start.0,
+                    part,
+                    largest,
+                    kernel_flags(true, false),
+                )?;
             }
             mapped.push(block);
         }
@@ -273,13 +306,21 @@ pub(crate) unsafe fn init_tables(
     for (part, flags) in &parts {
         let frames = part.frames();
         // Read-only frames are read-only in the direct map too, and nothing is executable there.
-        map(DIRECT_MAP + frames.start.0, frames, PageSize::Size4KiB, *flags | Flags::NO_EXECUTE)?;
+        map(
+            DIRECT_MAP + frames.start.0,
+            frames,
+            PageSize::Size4KiB,
+            *flags | Flags::NO_EXECUTE,
+        )?;
         map(IMAGE_OFFSET + frames.start.0, frames, PageSize::Size4KiB, *flags)?;
     }
 
     // SAFETY: the tables map the running code, its stack and its data as they were.
     unsafe { load_root(tables.root().start()) };
-    assert!(MAPPED_RAM.set(mapped).is_ok() && TABLES.set(tables).is_ok(), "the tables are built once");
+    assert!(
+        MAPPED_RAM.set(mapped).is_ok() && TABLES.set(tables).is_ok(),
+        "the tables are built once"
+    );
     Ok(early)
 }
 
@@ -309,10 +350,16 @@ pub(crate) unsafe fn init_frames(
         PhysRange::new(parts[0].0.frames().start, parts[3].0.frames().end),
         early.taken(),
     ];
-    let mut free: Vec<PhysRange> =
-        memory_map.iter().filter(|entry| entry.kind == MemoryKind::Usable).map(|entry| entry.range).collect();
+    let mut free: Vec<PhysRange> = memory_map
+        .iter()
+        .filter(|entry| entry.kind == MemoryKind::Usable)
+        .map(|entry| entry.range)
+        .collect();
     for entry in memory_map.iter().filter(|entry| entry.kind != MemoryKind::Usable) {
-        free = free.into_iter().flat_map(|range| without(range, entry.range)).collect();
+        free = free
+            .into_iter()
+            .flat_map(|range| without(range, entry.range))
+            .collect();
     }
     for hole in taken {
         free = free.into_iter().flat_map(|range| without(range, hole)).collect();
@@ -338,7 +385,9 @@ pub(crate) unsafe fn init_frames(
 /// Whether the direct map covers all of `range`.
 pub(crate) fn covers(range: PhysRange) -> bool {
     MAPPED_RAM.get().is_some_and(|mapped| {
-        mapped.iter().any(|ram| ram.start <= range.start && range.start <= range.end && range.end <= ram.end)
+        mapped
+            .iter()
+            .any(|ram| ram.start <= range.start && range.start <= range.end && range.end <= ram.end)
     })
 }
 
@@ -365,7 +414,10 @@ impl fmt::Display for DeviceError {
 pub(crate) fn map_device(start: PhysAddr, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
     let page = Size4KiB::BYTES;
     let first = start.align_down(page);
-    let end = start.0.checked_add(bytes as u64).and_then(|end| PhysAddr(end).align_up(page));
+    let end = start
+        .0
+        .checked_add(bytes as u64)
+        .and_then(|end| PhysAddr(end).align_up(page));
     let end = end.ok_or(DeviceError::NoAddressSpace)?;
     let range = PhysRange::new(first, end);
     let at = NEXT_DEVICE_PAGE.fetch_add(range.bytes(), Ordering::Relaxed);
@@ -374,14 +426,24 @@ pub(crate) fn map_device(start: PhysAddr, bytes: usize) -> Result<NonNull<u8>, D
     }
     let flags = kernel_flags(true, false) | Flags::NO_CACHE | Flags::WRITE_THROUGH;
     tables()
-        .map_range(VirtAddr::new_truncated(at), range, PageSize::Size4KiB, flags, &mut local_tables(local_node()))
+        .map_range(
+            VirtAddr::new_truncated(at),
+            range,
+            PageSize::Size4KiB,
+            flags,
+            &mut local_tables(local_node()),
+        )
         .map_err(DeviceError::Map)?;
     NonNull::new((at + (start - first)) as *mut u8).ok_or(DeviceError::NoAddressSpace)
 }
 
 /// The running CPU's node.
 pub(crate) fn local_node() -> NodeId {
-    if percpu::installed() { this_cpu().node.get() } else { NodeId(0) }
+    if percpu::installed() {
+        this_cpu().node.get()
+    } else {
+        NodeId(0)
+    }
 }
 
 /// Frames for page tables from `node` or its neighbours.
@@ -391,7 +453,9 @@ pub(crate) fn local_tables(node: NodeId) -> LocalTables<'static, DirectMap, fn(P
 
 /// Counts an allocation in this CPU's counters.
 pub(crate) fn count(placement: Placement) {
-    let Some(counters) = this_cpu().counters.get() else { return };
+    let Some(counters) = this_cpu().counters.get() else {
+        return;
+    };
     for (node, event) in placement.events() {
         let counter = match event {
             NumaEvent::Hit => NodeCounter::NumaHit,
@@ -409,7 +473,11 @@ pub(crate) fn count(placement: Placement) {
 ///
 /// # Errors
 /// When no node has one.
-pub(crate) fn allocate_frame<S: FrameSize>(node: NodeId, policy: Policy, page_index: u64) -> Result<Frame<S>, OutOfMemory> {
+pub(crate) fn allocate_frame<S: FrameSize>(
+    node: NodeId,
+    policy: Policy,
+    page_index: u64,
+) -> Result<Frame<S>, OutOfMemory> {
     let allocation = frames().allocate::<S>(policy, node, page_index)?;
     count(allocation.placement);
     Ok(allocation.memory)
@@ -417,9 +485,16 @@ pub(crate) fn allocate_frame<S: FrameSize>(node: NodeId, policy: Policy, page_in
 
 /// The error when there is no frame on `node` or elsewhere for a page table, or no address space.
 pub(crate) fn no_table_frame(node: NodeId) -> OutOfMemory {
-    let (free_bytes, total_bytes) =
-        frames().stats(node).map_or((0, 0), |stats| (stats.free_bytes(), stats.total_bytes));
-    OutOfMemory { node, order: Order::MIN, policy: Policy::Local, free_bytes, total_bytes }
+    let (free_bytes, total_bytes) = frames()
+        .stats(node)
+        .map_or((0, 0), |stats| (stats.free_bytes(), stats.total_bytes));
+    OutOfMemory {
+        node,
+        order: Order::MIN,
+        policy: Policy::Local,
+        free_bytes,
+        total_bytes,
+    }
 }
 
 /// Whether something is mapped at `address`.

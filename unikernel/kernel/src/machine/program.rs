@@ -42,23 +42,33 @@ pub(crate) fn name() -> &'static str {
 
 /// Time from the first instruction in Rust to the start of the application.
 pub(crate) fn boot_duration() -> Duration {
-    SETTINGS.get().map_or(Duration::ZERO, |settings| settings.boot_duration)
+    SETTINGS
+        .get()
+        .map_or(Duration::ZERO, |settings| settings.boot_duration)
 }
 
 /// Whether the program still runs.
 pub(crate) fn state() -> ProgramState {
     match STATE.load(Ordering::Relaxed) {
         RUNNING => ProgramState::Running,
-        status => ProgramState::Ended { exit_status: status as i32 },
+        status => ProgramState::Ended {
+            exit_status: status as i32,
+        },
     }
 }
 
 /// Starts the application's main thread, on the first CPU for programs.
 pub(crate) fn start(arguments: Vec<String>, linger: Duration) {
-    let settings = Settings { linger, boot_duration: clock::now() };
+    let settings = Settings {
+        linger,
+        boot_duration: clock::now(),
+    };
     assert!(SETTINGS.set(settings).is_ok(), "the program starts once");
     let entry = Box::new(move || {
-        let arguments = arguments.into_iter().map(|argument| &*String::leak(argument)).collect();
+        let arguments = arguments
+            .into_iter()
+            .map(|argument| &*String::leak(argument))
+            .collect();
         let code = __homenode_main(Args::new(name(), arguments));
         end(code.to_u8());
     });
@@ -70,7 +80,9 @@ pub(crate) fn start(arguments: Vec<String>, linger: Duration) {
 
 /// Ends the program: the metrics linger, then the machine stops. The first status holds.
 pub(crate) fn end(status: u8) -> ! {
-    let first = STATE.compare_exchange(RUNNING, u32::from(status), Ordering::Relaxed, Ordering::Relaxed).is_ok();
+    let first = STATE
+        .compare_exchange(RUNNING, u32::from(status), Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok();
     let linger = SETTINGS.get().map_or(Duration::ZERO, |settings| settings.linger);
     if first {
         log::info!("the program ended with status {status}");

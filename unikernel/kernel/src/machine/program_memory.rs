@@ -9,7 +9,8 @@ use arrayvec::ArrayVec;
 use hermit_sync::{OnceCell, SpinMutex};
 use homenode_metrics::NodeCounter;
 use homenode_mm::{
-    Block, Flags, FrameSize, Machine, MapError, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr, VirtRange,
+    Block, Flags, FrameSize, Machine, MapError, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr,
+    VirtRange,
 };
 use homenode_topology::NodeId;
 
@@ -114,13 +115,27 @@ enum NotMapped {
 }
 
 /// Maps a zeroed frame at `page` unless something is mapped there already.
-fn map_new(node: NodeId, page: VirtAddr, size: PageSize, policy: Policy, index: u64) -> Result<(), NotMapped> {
+fn map_new(
+    node: NodeId,
+    page: VirtAddr,
+    size: PageSize,
+    policy: Policy,
+    index: u64,
+) -> Result<(), NotMapped> {
     let frames = memory::frames();
-    let allocation = frames.allocate_block(size.order(), policy, node, index).map_err(NotMapped::NoFrame)?;
+    let allocation = frames
+        .allocate_block(size.order(), policy, node, index)
+        .map_err(NotMapped::NoFrame)?;
     let block = allocation.memory;
     // SAFETY: the block is this function's own until it is mapped.
     unsafe { DirectMap.zero(block.range()) };
-    match memory::tables().map(page, block.start(), size, flags(), &mut memory::local_tables(node)) {
+    match memory::tables().map(
+        page,
+        block.start(),
+        size,
+        flags(),
+        &mut memory::local_tables(node),
+    ) {
         Ok(()) => {
             memory::count(allocation.placement);
             if size == PageSize::Size2MiB {
@@ -145,8 +160,11 @@ fn map_new(node: NodeId, page: VirtAddr, size: PageSize, policy: Policy, index: 
 static MAPPED_PAGES: OnceCell<Vec<[AtomicU64; PageSize::ALL.len()]>> = OnceCell::new();
 
 fn account(node: NodeId, size: PageSize, change: i64) {
-    let pages = MAPPED_PAGES
-        .get_or_init(|| (0..memory::frames().nodes()).map(|_| [const { AtomicU64::new(0) }; PageSize::ALL.len()]).collect());
+    let pages = MAPPED_PAGES.get_or_init(|| {
+        (0..memory::frames().nodes())
+            .map(|_| [const { AtomicU64::new(0) }; PageSize::ALL.len()])
+            .collect()
+    });
     if let Some(pages) = pages.get(node.index()) {
         pages[size as usize].fetch_add(change as u64, Ordering::Relaxed);
     }
@@ -165,7 +183,9 @@ const BATCH: usize = 512;
 /// Gives a whole reservation back: its pages at once, its addresses once no CPU can translate them any more.
 pub(crate) fn release(start: u64, bytes: u64) {
     gate::enter(move || {
-        let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else { return };
+        let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else {
+            return;
+        };
         let mut batch = ArrayVec::<Block, BATCH>::new();
         let unmapped = memory::tables().unmap_range(range, |mapping| {
             let block = Block::new(mapping.frame, mapping.size.order());
@@ -195,7 +215,9 @@ fn free_after_flush(batch: &mut ArrayVec<Block, BATCH>) {
 
 /// Calls `report` with node, size and number of the pages behind the range, page by page.
 pub(crate) fn placement(start: u64, bytes: u64, report: &mut dyn FnMut(NodeId, PageSize, usize)) {
-    let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else { return };
+    let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else {
+        return;
+    };
     memory::tables().visit(range, |mapping| {
         if let Some(node) = memory::frames().node_of(mapping.frame) {
             report(node, mapping.size, 1);

@@ -72,7 +72,11 @@ pub(crate) struct RunQueue {
 
 impl RunQueue {
     pub(crate) const fn new() -> Self {
-        Self { ready: LinkedList::new(RunAdapter::NEW), length: 0, running: false }
+        Self {
+            ready: LinkedList::new(RunAdapter::NEW),
+            length: 0,
+            running: false,
+        }
     }
 
     fn push(&mut self, thread: Arc<Thread>) {
@@ -96,7 +100,9 @@ pub(crate) struct TimerQueue {
 
 impl TimerQueue {
     pub(crate) const fn new() -> Self {
-        Self { waiting: RBTree::new(TimerAdapter::NEW) }
+        Self {
+            waiting: RBTree::new(TimerAdapter::NEW),
+        }
     }
 }
 
@@ -106,8 +112,11 @@ struct WaitQueue {
 }
 
 const WAIT_QUEUES: usize = 256;
-static WAIT_QUEUE: [WaitQueue; WAIT_QUEUES] =
-    [const { WaitQueue { waiting: InterruptSpinMutex::new(LinkedList::new(WaitAdapter::NEW)) } }; WAIT_QUEUES];
+static WAIT_QUEUE: [WaitQueue; WAIT_QUEUES] = [const {
+    WaitQueue {
+        waiting: InterruptSpinMutex::new(LinkedList::new(WaitAdapter::NEW)),
+    }
+}; WAIT_QUEUES];
 
 fn wait_queue(word: usize) -> &'static WaitQueue {
     // Fibonacci hashing: the top bits of a product with 2^64 divided by the golden ratio.
@@ -121,7 +130,9 @@ static ENDED: AtomicU64 = AtomicU64::new(0);
 
 /// How many of the program's threads are in each state.
 pub(crate) fn thread_counts() -> Threads {
-    let alive = STARTED.load(Ordering::Relaxed).saturating_sub(ENDED.load(Ordering::Relaxed));
+    let alive = STARTED
+        .load(Ordering::Relaxed)
+        .saturating_sub(ENDED.load(Ordering::Relaxed));
     let mut threads = Threads::default();
     for cpu in percpu::all() {
         let queue = cpu.run_queue.lock();
@@ -237,7 +248,14 @@ impl Thread {
 
 /// Makes the running context of this CPU its idle thread. Interrupts are off.
 pub(crate) fn adopt_idle(cpu: &'static PerCpu, kernel_stack: KernelStack) {
-    let idle = Arc::new(Thread::new(ThreadId::MAIN, None, cpu.cpu.get(), kernel_stack, None, None));
+    let idle = Arc::new(Thread::new(
+        ThreadId::MAIN,
+        None,
+        cpu.cpu.get(),
+        kernel_stack,
+        None,
+        None,
+    ));
     // SAFETY: this CPU's own data, before it schedules.
     unsafe {
         *cpu.idle_thread.get() = Some(Arc::clone(&idle));
@@ -256,12 +274,23 @@ pub(crate) fn spawn(
     main: bool,
     entry: Entry,
 ) -> Result<ThreadId, OutOfMemory> {
-    let id = if main { ThreadId::MAIN } else { ThreadId::new(NEXT_ID.fetch_add(1, Ordering::Relaxed)) };
+    let id = if main {
+        ThreadId::MAIN
+    } else {
+        ThreadId::new(NEXT_ID.fetch_add(1, Ordering::Relaxed))
+    };
     let node = cpu.node.get();
     let kernel_stack = KernelStack::new(node)?;
     let program_stack = ProgramStack::new(node, stack_bytes)?;
     let top = kernel_stack.top();
-    let thread = Thread::new(id, name, cpu.cpu.get(), kernel_stack, Some(program_stack), Some(entry));
+    let thread = Thread::new(
+        id,
+        name,
+        cpu.cpu.get(),
+        kernel_stack,
+        Some(program_stack),
+        Some(entry),
+    );
     let first = (top as usize - size_of::<FirstSwitch>()) as *mut FirstSwitch;
     // SAFETY: the top of a kernel stack that nothing else uses yet.
     unsafe {
@@ -298,7 +327,10 @@ fn switch_to_next(cpu: &'static PerCpu) {
     // SAFETY: this CPU's own data, with interrupts off.
     let (current, idle) = unsafe { (&mut *cpu.current.get(), (*cpu.idle_thread.get()).as_ref()) };
     let next = next.unwrap_or_else(|| Arc::clone(idle.expect("each CPU has an idle thread")));
-    if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &next)) {
+    if current
+        .as_ref()
+        .is_some_and(|current| Arc::ptr_eq(current, &next))
+    {
         return;
     }
     cpu.count(CpuCounter::ContextSwitch);
@@ -310,7 +342,9 @@ fn switch_to_next(cpu: &'static PerCpu) {
     }
     let load = next.saved_stack.get();
     let previous = current.replace(next);
-    let save = previous.as_ref().map_or(core::ptr::null(), |thread| thread.saved_stack.as_ptr().cast_const());
+    let save = previous.as_ref().map_or(core::ptr::null(), |thread| {
+        thread.saved_stack.as_ptr().cast_const()
+    });
     // SAFETY: `previous` keeps the old thread, and with it `save`, alive until `after_switch`; `load` is what the last switch
     // away from the next thread, or `spawn`, left.
     unsafe {
@@ -331,7 +365,11 @@ extern "C" fn thread_started() -> u64 {
     let cpu = this_cpu();
     after_switch(cpu);
     let thread = cpu.current().expect("a thread runs");
-    thread.program_stack.as_ref().expect("a program thread has a program stack").top()
+    thread
+        .program_stack
+        .as_ref()
+        .expect("a program thread has a program stack")
+        .top()
 }
 
 /// A thread's program code, on its program stack, outside the gate.
@@ -390,7 +428,11 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -
                 let mut cursor = unsafe { timers.waiting.cursor_mut_from_ptr(&raw const *thread) };
                 cursor.remove();
             }
-            if thread.timed_out.load(Ordering::Relaxed) { WaitOutcome::TimedOut } else { WaitOutcome::Woken }
+            if thread.timed_out.load(Ordering::Relaxed) {
+                WaitOutcome::TimedOut
+            } else {
+                WaitOutcome::Woken
+            }
         })
     })
 }
@@ -452,7 +494,9 @@ pub(crate) fn expire_timers(cpu: &'static PerCpu) {
         };
         let Some(thread) = thread else { break };
         let expired = {
-            let mut waiting = wait_queue(thread.wait_word.load(Ordering::Relaxed)).waiting.lock();
+            let mut waiting = wait_queue(thread.wait_word.load(Ordering::Relaxed))
+                .waiting
+                .lock();
             // Unlinked: another CPU has just woken it.
             thread.wait_link.is_linked().then(|| {
                 thread.timed_out.store(true, Ordering::Relaxed);
@@ -469,7 +513,13 @@ pub(crate) fn expire_timers(cpu: &'static PerCpu) {
 
 /// Arms this CPU's timer for the earliest deadline, the housekeeping tick included; without one it stays off.
 pub(crate) fn arm_timer(cpu: &'static PerCpu) {
-    let first = cpu.timers.lock().waiting.front().get().map(|thread| thread.deadline_ns.load(Ordering::Relaxed));
+    let first = cpu
+        .timers
+        .lock()
+        .waiting
+        .front()
+        .get()
+        .map(|thread| thread.deadline_ns.load(Ordering::Relaxed));
     let next_ns = first.unwrap_or(u64::MAX).min(cpu.housekeeping_at_ns.get());
     if next_ns == u64::MAX {
         apic::local().disarm();

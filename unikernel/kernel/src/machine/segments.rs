@@ -80,8 +80,7 @@ impl Segments {
         let base = &raw const self.task_state as u64;
         let limit = size_of::<TaskState>() as u64 - 1;
         // An available 64-bit task state segment (Intel SDM volume 3, 8.2.3).
-        self.descriptors[2] =
-            limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
+        self.descriptors[2] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
         self.descriptors[3] = base >> 32;
         let pointer = DescriptorTablePointer {
             limit: (size_of::<[u64; 4]>() - 1) as u16,

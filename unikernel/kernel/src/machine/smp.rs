@@ -52,7 +52,9 @@ impl fmt::Display for StartError {
         match self {
             Self::OutOfMemory(error) => write!(f, "cannot start the CPUs: {error}"),
             Self::NoLowMemory => write!(f, "cannot start the CPUs: no usable page of RAM below 640 KiB"),
-            Self::Interrupt(apic_id, error) => write!(f, "cannot start the CPU with APIC id {apic_id}: {error}"),
+            Self::Interrupt(apic_id, error) => {
+                write!(f, "cannot start the CPU with APIC id {apic_id}: {error}")
+            }
             Self::Silent(cpu, apic_id) => write!(
                 f,
                 "CPU {cpu} (APIC id {apic_id}) did not start within {} s",
@@ -93,8 +95,9 @@ const EARLY_TRAP_STACK_BYTES: usize = 8 << 10;
 // SAFETY: used as stacks of the boot processor only.
 unsafe impl Sync for EarlyTrapStacks {}
 
-static EARLY_TRAP_STACKS: EarlyTrapStacks =
-    EarlyTrapStacks(UnsafeCell::new([[0; EARLY_TRAP_STACK_BYTES]; InterruptStack::ALL.len() + 1]));
+static EARLY_TRAP_STACKS: EarlyTrapStacks = EarlyTrapStacks(UnsafeCell::new(
+    [[0; EARLY_TRAP_STACK_BYTES]; InterruptStack::ALL.len() + 1],
+));
 
 /// Makes exceptions on the boot processor reportable, before there is memory for stacks of their own.
 ///
@@ -169,7 +172,8 @@ fn on_node<T: Send + Sync>(node: NodeId, value: T) -> Result<&'static T, OutOfMe
 fn prepare_one(cpu: &'static PerCpu, nodes: usize) -> Result<(), OutOfMemory> {
     let node = cpu.node.get();
     let node_counters: Vec<NodeCounters> = (0..nodes).map(|_| NodeCounters::new()).collect();
-    cpu.counters.set(Some(on_node(node, CpuCounters::new(Vec::leak(node_counters)))?));
+    cpu.counters
+        .set(Some(on_node(node, CpuCounters::new(Vec::leak(node_counters)))?));
 
     let stacks = TrapStacks::new(node)?;
     cpu.trap_stacks_bottom.set(stacks.bottom());
@@ -231,14 +235,18 @@ pub(crate) fn start(boot: &'static PerCpu, memory_map: &[MemoryMapEntry]) -> Res
         ap_table_entries = entries.len() as u64;
         ptr::copy_nonoverlapping(start, place, offset(&raw const trampoline_end));
         let protected = page.0 as u32 + offset(&raw const trampoline_protected) as u32;
-        place.add(offset(&raw const trampoline_protected_pointer)).cast::<u32>().write_unaligned(protected);
+        place
+            .add(offset(&raw const trampoline_protected_pointer))
+            .cast::<u32>()
+            .write_unaligned(protected);
     }
 
     let apic = apic::local();
     let vector = (page.0 >> 12) as u8;
     let started_ns = clock::now_ns();
     for cpu in others() {
-        apic.send_init(cpu.apic_id.get()).map_err(|error| StartError::Interrupt(cpu.apic_id.get(), error))?;
+        apic.send_init(cpu.apic_id.get())
+            .map_err(|error| StartError::Interrupt(cpu.apic_id.get(), error))?;
     }
     pause(STARTUP_DELAY);
     for _ in 0..2 {
@@ -260,7 +268,9 @@ pub(crate) fn start(boot: &'static PerCpu, memory_map: &[MemoryMapEntry]) -> Res
     let earliest = EARLIEST_START_NS.load(Ordering::Relaxed);
     let latest = LATEST_START_NS.load(Ordering::Relaxed);
     if earliest + CLOCK_TOLERANCE_NS < started_ns || latest > clock::now_ns() + CLOCK_TOLERANCE_NS {
-        log::warn!("the CPUs' time-stamp counters differ: times measured on different CPUs cannot be compared");
+        log::warn!(
+            "the CPUs' time-stamp counters differ: times measured on different CPUs cannot be compared"
+        );
     }
     Ok(())
 }
@@ -284,7 +294,11 @@ fn trampoline_page(memory_map: &[MemoryMapEntry]) -> Option<PhysAddr> {
         .filter_map(|entry| entry.range.intersection(&reachable))
         .filter_map(|range| {
             let page = PhysAddr(range.end.0 - 1).align_down(Size4KiB::BYTES);
-            let page = if page + Size4KiB::BYTES > range.end { PhysAddr(page.0.checked_sub(Size4KiB::BYTES)?) } else { page };
+            let page = if page + Size4KiB::BYTES > range.end {
+                PhysAddr(page.0.checked_sub(Size4KiB::BYTES)?)
+            } else {
+                page
+            };
             (page >= range.start).then_some(page)
         })
         .max()
@@ -298,7 +312,10 @@ pub(crate) extern "C" fn application_processor_main(cpu: &'static PerCpu) -> ! {
         cpu.install();
         load(cpu);
     }
-    apic::local().init_this_cpu(apic::Vectors { timer: vector::TIMER, error: Some(vector::APIC_ERROR) });
+    apic::local().init_this_cpu(apic::Vectors {
+        timer: vector::TIMER,
+        error: Some(vector::APIC_ERROR),
+    });
     let now = clock::now_ns();
     EARLIEST_START_NS.fetch_min(now, Ordering::Relaxed);
     LATEST_START_NS.fetch_max(now, Ordering::Relaxed);

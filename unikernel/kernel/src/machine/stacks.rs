@@ -28,8 +28,10 @@ struct KernelStackPool {
     next: u64,
 }
 
-static KERNEL_STACK_POOL: SpinMutex<KernelStackPool> =
-    SpinMutex::new(KernelStackPool { unused: Vec::new(), next: KERNEL_STACKS });
+static KERNEL_STACK_POOL: SpinMutex<KernelStackPool> = SpinMutex::new(KernelStackPool {
+    unused: Vec::new(),
+    next: KERNEL_STACKS,
+});
 
 /// A pinned stack of the kernel's, on the node of its CPU.
 pub(crate) struct KernelStack {
@@ -46,7 +48,10 @@ impl KernelStack {
         {
             let mut pool = KERNEL_STACK_POOL.lock();
             if let Some(index) = pool.unused.iter().position(|(owner, _)| *owner == node) {
-                return Ok(Self { node, slot: pool.unused.swap_remove(index).1 });
+                return Ok(Self {
+                    node,
+                    slot: pool.unused.swap_remove(index).1,
+                });
             }
         }
         let slot = reserve_slots(1);
@@ -77,7 +82,10 @@ fn reserve_slots(count: u64) -> u64 {
     let mut pool = KERNEL_STACK_POOL.lock();
     let slot = pool.next;
     pool.next += count * SLOT_BYTES;
-    assert!(pool.next <= KERNEL_STACKS + KERNEL_STACKS_BYTES, "no address space left for kernel stacks");
+    assert!(
+        pool.next <= KERNEL_STACKS + KERNEL_STACKS_BYTES,
+        "no address space left for kernel stacks"
+    );
     slot
 }
 
@@ -122,7 +130,9 @@ impl TrapStacks {
     /// # Errors
     /// When there is no frame left.
     pub(crate) fn new(node: NodeId) -> Result<Self, OutOfMemory> {
-        let stacks = Self { first_slot: reserve_slots(Self::COUNT) };
+        let stacks = Self {
+            first_slot: reserve_slots(Self::COUNT),
+        };
         for (index, pages) in (0..).zip(Self::PAGES) {
             let bytes = pages * Size4KiB::BYTES;
             map_pages(stacks.top(index) - bytes, bytes, node)?;
@@ -153,7 +163,8 @@ unsafe extern "C" {
 const THREAD_LOCAL_ALIGN: u64 = 64;
 
 fn thread_local_bytes() -> u64 {
-    (&raw const __tls_template_end as u64 - &raw const __tls_template_start as u64).next_multiple_of(THREAD_LOCAL_ALIGN)
+    (&raw const __tls_template_end as u64 - &raw const __tls_template_start as u64)
+        .next_multiple_of(THREAD_LOCAL_ALIGN)
 }
 
 /// What FS points at: the address of the thread's block.
@@ -203,7 +214,11 @@ impl ProgramStack {
             None => {
                 let reservation = program_memory::reserve(reserved_bytes as usize)
                     .ok_or_else(|| memory::no_table_frame(node))?;
-                let stack = Self(StackMemory { node, reservation, reserved_bytes });
+                let stack = Self(StackMemory {
+                    node,
+                    reservation,
+                    reserved_bytes,
+                });
                 program_memory::populate_on(node, stack.bottom(), stack_bytes, Policy::Local)?;
                 stack
             }
@@ -244,7 +259,9 @@ impl ProgramStack {
 
     /// Whether `address` lies in the guard below the stack.
     pub(crate) fn guard_contains(&self, address: u64) -> bool {
-        address.checked_sub(self.0.reservation.as_ptr() as u64).is_some_and(|offset| offset < PROGRAM_STACK_GUARD_BYTES)
+        address
+            .checked_sub(self.0.reservation.as_ptr() as u64)
+            .is_some_and(|offset| offset < PROGRAM_STACK_GUARD_BYTES)
     }
 }
 
@@ -258,6 +275,8 @@ impl Drop for ProgramStack {
 pub(crate) fn thread_local_base() -> *mut u8 {
     let base: *mut u8;
     // SAFETY: program code runs only on threads whose FS points at a control block.
-    unsafe { core::arch::asm!("mov {}, fs:[0]", out(reg) base, options(nostack, pure, readonly, preserves_flags)) };
+    unsafe {
+        core::arch::asm!("mov {}, fs:[0]", out(reg) base, options(nostack, pure, readonly, preserves_flags))
+    };
     base
 }

@@ -21,9 +21,16 @@ impl Source for Kernel {
             uptime,
             boot_time: Some(rtc::unix_time().saturating_sub(uptime)),
             boot_duration: program::boot_duration(),
-            program: Program { name: program::name().to_string(), state: program::state() },
+            program: Program {
+                name: program::name().to_string(),
+                state: program::state(),
+            },
             threads: sched::thread_counts(),
-            nodes: sys::topology().nodes().iter().map(|node| node_status(node.id())).collect(),
+            nodes: sys::topology()
+                .nodes()
+                .iter()
+                .map(|node| node_status(node.id()))
+                .collect(),
             network: net::status(),
         }
     }
@@ -33,12 +40,17 @@ impl Source for Kernel {
     }
 
     fn cpu_counters(&self) -> Vec<(CpuId, &CpuCounters)> {
-        online().filter_map(|cpu| Some((cpu.cpu.get(), cpu.counters.get()?))).collect()
+        online()
+            .filter_map(|cpu| Some((cpu.cpu.get(), cpu.counters.get()?)))
+            .collect()
     }
 }
 
 fn online() -> impl Iterator<Item = &'static PerCpu> {
-    percpu::all().iter().copied().filter(|cpu| cpu.online.load(Ordering::Acquire))
+    percpu::all()
+        .iter()
+        .copied()
+        .filter(|cpu| cpu.online.load(Ordering::Acquire))
 }
 
 fn node_status(node: NodeId) -> NodeStatus {
@@ -47,7 +59,9 @@ fn node_status(node: NodeId) -> NodeStatus {
     NodeStatus {
         node,
         cpus_online: online().filter(|cpu| cpu.node.get() == node).count() as u64,
-        memory: memory.map_or(NodeMemory::new(0, &[]), |memory| NodeMemory::new(memory.total_bytes, &memory.free_blocks)),
+        memory: memory.map_or(NodeMemory::new(0, &[]), |memory| {
+            NodeMemory::new(memory.total_bytes, &memory.free_blocks)
+        }),
         mapped_bytes: MappedBytes { by_4k, by_2m, by_1g },
     }
 }

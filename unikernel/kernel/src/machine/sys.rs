@@ -19,11 +19,16 @@ static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
 
 /// Sets what [`topology`] and [`cpus`] give. Once, before the program starts.
 pub(super) fn init(topology: &'static Topology, program_cpus: Vec<CpuId>) {
-    assert!(MACHINE.set((topology, program_cpus)).is_ok(), "the machine is described once");
+    assert!(
+        MACHINE.set((topology, program_cpus)).is_ok(),
+        "the machine is described once"
+    );
 }
 
 fn machine() -> &'static (&'static Topology, Vec<CpuId>) {
-    MACHINE.get().expect("the machine is described before the program starts")
+    MACHINE
+        .get()
+        .expect("the machine is described before the program starts")
 }
 
 pub(crate) fn topology() -> &'static Topology {
@@ -42,8 +47,15 @@ pub(crate) fn current_node() -> NodeId {
     this_cpu().node.get()
 }
 
-pub(crate) fn spawn(spec: ThreadSpec, entry: Box<dyn FnOnce() + Send + 'static>) -> Result<ThreadId, SpawnError> {
-    let ThreadSpec { name, cpu, stack_bytes } = spec;
+pub(crate) fn spawn(
+    spec: ThreadSpec,
+    entry: Box<dyn FnOnce() + Send + 'static>,
+) -> Result<ThreadId, SpawnError> {
+    let ThreadSpec {
+        name,
+        cpu,
+        stack_bytes,
+    } = spec;
     let target = *percpu::all().get(cpu.index()).ok_or(SpawnError::NoSuchCpu(cpu))?;
     gate::enter(move || sched::spawn(name, target, stack_bytes, false, entry))
         .map_err(|_| SpawnError::OutOfMemory { stack_bytes })
@@ -111,7 +123,11 @@ pub(crate) unsafe fn release(start: NonNull<u8>, bytes: usize) {
 
 /// # Safety
 /// The range lies in one reservation.
-pub(crate) unsafe fn placement(start: NonNull<u8>, bytes: usize, report: &mut dyn FnMut(NodeId, PageSize, usize)) {
+pub(crate) unsafe fn placement(
+    start: NonNull<u8>,
+    bytes: usize,
+    report: &mut dyn FnMut(NodeId, PageSize, usize),
+) {
     program_memory::placement(start.as_ptr() as u64, bytes as u64, report);
 }
 

@@ -23,7 +23,9 @@ pub(crate) fn flush_all_cpus() {
     let this = this_cpu();
     let _one_at_a_time = REQUEST.lock();
     let others = || {
-        percpu::all().iter().filter(|cpu| !core::ptr::eq(**cpu, this) && cpu.online.load(Ordering::Acquire))
+        percpu::all()
+            .iter()
+            .filter(|cpu| !core::ptr::eq(**cpu, this) && cpu.online.load(Ordering::Acquire))
     };
     MISSING.store(others().count() as u32, Ordering::Relaxed);
     // Orders the cleared entries before the request: who sees the number flushes what was unmapped.

@@ -1,11 +1,11 @@
 //! Exceptions and interrupts: the table, the entry from `traps.s`, and what each vector does.
 
-use homenode_metrics::CpuCounter;
 use hermit_sync::OnceCell;
+use homenode_metrics::CpuCounter;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
 
-use super::percpu::{offset, this_cpu};
+use super::percpu::{PerCpu, offset, this_cpu};
 use super::segments::{Gate, InterruptStack, load_interrupt_table};
 use super::stacks::KERNEL_STACK_GUARD_BYTES;
 use super::{apic, crash, housekeeping, sched, tlb};
@@ -96,7 +96,10 @@ pub(crate) unsafe fn install() {
                 vector::MACHINE_CHECK => InterruptStack::MachineCheck,
                 _ => InterruptStack::Landing,
             };
-            *gate = Gate::new(&raw const trap_stubs as u64 + u64::from(vector) * STUB_BYTES, stack);
+            *gate = Gate::new(
+                &raw const trap_stubs as u64 + u64::from(vector) * STUB_BYTES,
+                stack,
+            );
         }
         table
     });
@@ -106,15 +109,27 @@ pub(crate) unsafe fn install() {
 
 /// Called by `traps.s` with interrupts off, on the thread's kernel stack (or on an interrupt stack for NMI, double fault and
 /// machine check).
-extern "C" fn trap_entry(frame: &mut TrapFrame) {
+extern "C" fn trap_entry(frame: &TrapFrame) {
     let cpu = this_cpu();
+    // The handler is on the kernel stack: no call from here may switch to its top again.
+    let depth = cpu.gate_depth.replace(1);
+    handle(cpu, frame, depth != 0);
+    if depth == 0 && cpu.housekeeping_due.get() {
+        // On top of interrupted program code; had kernel code been interrupted, the gate's exit would do it.
+        interrupts::enable();
+        housekeeping::run_if_due();
+        interrupts::disable();
+    }
+    cpu.gate_depth.set(depth);
+}
+
+fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
     match frame.vector as u8 {
         vector::TIMER => {
             cpu.count(CpuCounter::TimerInterrupt);
             apic::local().eoi();
             housekeeping::note_tick(cpu);
             sched::expire_timers(cpu);
-            leave_interrupt();
         }
         vector::WAKE => {
             cpu.count(CpuCounter::WakeInterrupt);
@@ -129,28 +144,22 @@ extern "C" fn trap_entry(frame: &mut TrapFrame) {
         apic::SPURIOUS_VECTOR => cpu.count(CpuCounter::SpuriousInterrupt),
         vector::APIC_ERROR => {
             let apic = apic::local();
-            log::error!("local APIC of CPU {}: error status {:#x}", cpu.cpu.get(), apic.take_errors());
+            log::error!(
+                "local APIC of CPU {}: error status {:#x}",
+                cpu.cpu.get(),
+                apic.take_errors()
+            );
             apic.eoi();
         }
         vector::NMI if crash::in_progress() => crash::stop_this_cpu(),
-        vector::PAGE_FAULT => crash::exception(frame, Some(Cr2::read_raw())),
-        exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, None),
+        vector::PAGE_FAULT => crash::exception(frame, Some(Cr2::read_raw()), in_kernel),
+        exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, None, in_kernel),
         unexpected => {
-            log::warn!("interrupt {unexpected:#x} on CPU {} came from no known source", cpu.cpu.get());
+            log::warn!(
+                "interrupt {unexpected:#x} on CPU {} came from no known source",
+                cpu.cpu.get()
+            );
             apic::local().eoi();
         }
     }
-}
-
-/// Runs housekeeping on top of interrupted program code; inside the gate it waits for the gate's exit.
-fn leave_interrupt() {
-    let cpu = this_cpu();
-    if cpu.gate_depth.get() != 0 || !cpu.housekeeping_due.get() {
-        return;
-    }
-    cpu.gate_depth.set(1);
-    interrupts::enable();
-    housekeeping::run_if_due();
-    interrupts::disable();
-    cpu.gate_depth.set(0);
 }

@@ -9,11 +9,15 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use homenode_topology::acpi::Madt;
-use homenode_topology::{ApicId, Firmware, Inventory, MemoryMapEntry, PhysAddr, PhysRange, Topology, ram_blocks, resolve};
+use homenode_topology::{
+    ApicId, Firmware, Inventory, MemoryMapEntry, PhysAddr, PhysRange, Topology, ram_blocks, resolve,
+};
 
 use super::housekeeping::{self, Keeper};
 use super::traps::vector;
-use super::{apic, clock, cpu, crash, logger, memory, net, percpu, power, program, rtc, sched, serial, smp, sys};
+use super::{
+    apic, clock, cpu, crash, logger, memory, net, percpu, power, program, rtc, sched, serial, smp, sys,
+};
 use crate::cmdline::{self, CommandLine};
 use crate::firmware::Tables;
 
@@ -45,7 +49,9 @@ pub(crate) enum BootError {
 impl fmt::Display for BootError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::StartInfo(why) => write!(f, "the boot loader's PVH start information cannot be used: {why}"),
+            Self::StartInfo(why) => {
+                write!(f, "the boot loader's PVH start information cannot be used: {why}")
+            }
         }
     }
 }
@@ -69,7 +75,11 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
     cpu::enable_features();
     serial::init();
     logger::init();
-    log::info!("Homenode {}, running {}", env!("CARGO_PKG_VERSION"), program::name());
+    log::info!(
+        "Homenode {}, running {}",
+        env!("CARGO_PKG_VERSION"),
+        program::name()
+    );
 
     // SAFETY: called once; `start_info` is what EBX held.
     let boot = unsafe { pvh::read(PhysAddr(start_info.into())) }.or_stop();
@@ -90,12 +100,15 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
         power::set_sleep(sleep);
     }
     let topology = read_topology(&tables, ram, &command_line, apic::this_cpu_id());
-    log::info!("topology from {}:\n{topology}", topology.source());
+    log::info!("topology: {topology}");
     // SAFETY: called once, with the early frames.
     unsafe { memory::init_frames(topology, &boot.memory_map, early) }.or_stop();
 
     let local_apic = apic::init().or_stop();
-    local_apic.init_this_cpu(apic::Vectors { timer: vector::TIMER, error: Some(vector::APIC_ERROR) });
+    local_apic.init_this_cpu(apic::Vectors {
+        timer: vector::TIMER,
+        error: Some(vector::APIC_ERROR),
+    });
     let calibration = clock::calibrate(&tables).or_stop();
     log::info!("clock: {calibration}; interrupts: {}", local_apic.mode());
     rtc::init(&tables);

@@ -46,7 +46,8 @@ const REACHABLE: u64 = 4 << 30;
 /// # Safety
 /// The first 4 GiB of the direct map are mapped, and `address` is what the boot loader left in EBX.
 pub(crate) unsafe fn read(address: PhysAddr) -> Result<BootInfo, BootError> {
-    let reachable = |start: u64, bytes: u64| start != 0 && start.checked_add(bytes).is_some_and(|end| end <= REACHABLE);
+    let reachable =
+        |start: u64, bytes: u64| start != 0 && start.checked_add(bytes).is_some_and(|end| end <= REACHABLE);
     if !reachable(address.0, size_of::<StartInfo>() as u64) || !address.is_aligned(8) {
         return Err(BootError::StartInfo("its address is not usable"));
     }
@@ -72,7 +73,10 @@ pub(crate) unsafe fn read(address: PhysAddr) -> Result<BootInfo, BootError> {
     let memory_map = entries
         .iter()
         .map(|entry| MemoryMapEntry {
-            range: PhysRange::new(PhysAddr(entry.start), PhysAddr(entry.start.saturating_add(entry.bytes))),
+            range: PhysRange::new(
+                PhysAddr(entry.start),
+                PhysAddr(entry.start.saturating_add(entry.bytes)),
+            ),
             kind: memory_kind(entry.kind),
         })
         .collect();

@@ -54,7 +54,9 @@ unsafe impl Hal for Kernel {
         let node = memory::local_node();
         let allocation = order.map(|order| memory::frames().allocate_block(order, Policy::Local, node, 0));
         // The driver takes address 0 for a refusal.
-        let Some(Ok(allocation)) = allocation else { return (0, NonNull::dangling()) };
+        let Some(Ok(allocation)) = allocation else {
+            return (0, NonNull::dangling());
+        };
         memory::count(allocation.placement);
         let range = allocation.memory.range();
         // SAFETY: the block has just been allocated.
@@ -167,7 +169,12 @@ impl Card {
             in_flight: [None; QUEUE_LENGTH],
             broken: false,
         };
-        let mut card = Self { sender, buffers: buffers(), spent: None, admission };
+        let mut card = Self {
+            sender,
+            buffers: buffers(),
+            spent: None,
+            admission,
+        };
         if !card.address().is_unicast() {
             return Err(CardError::Address(card.address()));
         }
@@ -190,20 +197,31 @@ impl Card {
 
     /// Lets the card write to the spent buffer again.
     fn give_back(&mut self) -> virtio_drivers::Result {
-        let Some(index) = self.spent.take() else { return Ok(()) };
+        let Some(index) = self.spent.take() else {
+            return Ok(());
+        };
         let Buffer(bytes) = &mut self.buffers[usize::from(index)];
         // SAFETY: the buffer stays where it is, and is touched again only after the driver has given this token back.
         let token = unsafe { self.sender.driver.receive_begin(bytes) }?;
         // Tokens are reused last out, first in, and one buffer at a time is out.
-        if token == index { Ok(()) } else { Err(virtio_drivers::Error::WrongToken) }
+        if token == index {
+            Ok(())
+        } else {
+            Err(virtio_drivers::Error::WrongToken)
+        }
     }
 
     /// Takes the next frame: its buffer's index, and where in the buffer it is.
     fn take(&mut self) -> virtio_drivers::Result<Option<(usize, Range<usize>)>> {
         self.give_back()?;
-        let Some(token) = self.sender.driver.poll_receive() else { return Ok(None) };
+        let Some(token) = self.sender.driver.poll_receive() else {
+            return Ok(None);
+        };
         let index = usize::from(token);
-        let Buffer(bytes) = self.buffers.get_mut(index).ok_or(virtio_drivers::Error::WrongToken)?;
+        let Buffer(bytes) = self
+            .buffers
+            .get_mut(index)
+            .ok_or(virtio_drivers::Error::WrongToken)?;
         // SAFETY: the buffer that this token was given for.
         let (header_bytes, frame_bytes) = unsafe { self.sender.driver.receive_complete(token, bytes) }?;
         self.spent = Some(token);
@@ -220,7 +238,10 @@ impl Sender {
             let (index, frame_bytes) = in_flight.ok_or(virtio_drivers::Error::WrongToken)?;
             let Buffer(bytes) = &self.buffers[index];
             // SAFETY: the bytes that this token was given for.
-            unsafe { self.driver.transmit_complete(token, &bytes[..self.header_bytes + frame_bytes]) }?;
+            unsafe {
+                self.driver
+                    .transmit_complete(token, &bytes[..self.header_bytes + frame_bytes])
+            }?;
             self.free.push(index);
         }
         Ok(())
@@ -230,8 +251,14 @@ impl Sender {
     fn send(&mut self, index: usize, frame_bytes: usize) -> virtio_drivers::Result {
         let Buffer(bytes) = &self.buffers[index];
         // SAFETY: the buffer stays where it is, and is touched again only after the driver has given this token back.
-        let token = unsafe { self.driver.transmit_begin(&bytes[..self.header_bytes + frame_bytes]) }?;
-        let in_flight = self.in_flight.get_mut(usize::from(token)).ok_or(virtio_drivers::Error::WrongToken)?;
+        let token = unsafe {
+            self.driver
+                .transmit_begin(&bytes[..self.header_bytes + frame_bytes])
+        }?;
+        let in_flight = self
+            .in_flight
+            .get_mut(usize::from(token))
+            .ok_or(virtio_drivers::Error::WrongToken)?;
         *in_flight = Some((index, frame_bytes));
         TRANSMITTED.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -301,7 +328,10 @@ impl phy::Device for Card {
             };
             self.admission.frames -= 1;
             let fits = place.len() <= FRAME_BYTES;
-            if fits && let Some(frame) = self.buffers[index].0.get(place.clone()) && self.admission.admits(frame) {
+            if fits
+                && let Some(frame) = self.buffers[index].0.get(place.clone())
+                && self.admission.admits(frame)
+            {
                 return Some((Frame(&self.buffers[index].0[place]), self.sender.place()?));
             }
         }

@@ -10,11 +10,11 @@ use smoltcp::socket::tcp;
 
 use super::super::status::Kernel;
 
-/// Connections at a time.
-const SLOTS: usize = 32;
+/// Connections at a time: a crowd of scrapers, since whoever finds none free asks again a second or more later.
+const SLOTS: usize = 128;
 
 /// The window of a connection. A request is a few hundred bytes; a longer one comes in pieces.
-const RECEIVE_BYTES: usize = 2048;
+const RECEIVE_BYTES: usize = 1024;
 
 /// Bytes on their way to a peer. A longer response goes out in pieces.
 const SEND_BYTES: usize = 8192;
@@ -52,7 +52,12 @@ impl Http {
                 set.add(socket)
             })
             .collect();
-        let mut http = Self { port, server: Server::new(SLOTS), sockets, first: 0 };
+        let mut http = Self {
+            port,
+            server: Server::new(SLOTS),
+            sockets,
+            first: 0,
+        };
         http.listen(set);
         http
     }
@@ -68,14 +73,19 @@ impl Http {
             let socket = set.get_mut::<tcp::Socket<'_>>(handle);
             if !socket.is_open() {
                 self.server.release(slot);
-                socket.listen(self.port).expect("a closed socket listens on any port but 0");
+                socket
+                    .listen(self.port)
+                    .expect("a closed socket listens on any port but 0");
             }
         }
     }
 
     /// How many connections can begin now.
     pub(super) fn listening(&self, set: &SocketSet<'static>) -> usize {
-        self.sockets.iter().filter(|&&handle| set.get::<tcp::Socket<'_>>(handle).is_listening()).count()
+        self.sockets
+            .iter()
+            .filter(|&&handle| set.get::<tcp::Socket<'_>>(handle).is_listening())
+            .count()
     }
 
     /// Does what the connections need: takes what has arrived, makes at most one response, sends what fits, and enforces the
@@ -110,7 +120,9 @@ impl Http {
                 self.server.peer_closed(slot, now);
             }
             if socket.can_send() {
-                let sent = socket.send_slice(self.server.pending(slot)).expect("a socket that can send has room");
+                let sent = socket
+                    .send_slice(self.server.pending(slot))
+                    .expect("a socket that can send has room");
                 self.server.sent(slot, sent, now);
             }
             match self.server.poll(slot, now) {

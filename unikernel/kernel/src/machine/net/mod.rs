@@ -53,7 +53,11 @@ pub(crate) fn init(network: &Network, metrics_port: u16, tables: &Tables<'_>) {
         info!("network: no virtio card on PCI; going on without metrics");
         return;
     };
-    let admission = Admission { frames: 0, connections: 0, port: metrics_port };
+    let admission = Admission {
+        frames: 0,
+        connections: 0,
+        port: metrics_port,
+    };
     let card = match Card::start(&mut root, function, admission) {
         Ok(card) => card,
         Err(error) => {
@@ -63,7 +67,10 @@ pub(crate) fn init(network: &Network, metrics_port: u16, tables: &Tables<'_>) {
     };
     info!("network: virtio card at {function}, address {}", card.address());
     let stack = Stack::new(card, network, metrics_port);
-    assert!(STACK.set(SpinMutex::new(stack)).is_ok(), "the network is set up once");
+    assert!(
+        STACK.set(SpinMutex::new(stack)).is_ok(),
+        "the network is set up once"
+    );
 }
 
 /// Whether there is anything to [`poll`].
@@ -105,8 +112,21 @@ impl Stack {
         let http = Http::new(metrics_port, &mut sockets);
         let dhcp = (*network == Network::Dhcp).then(|| sockets.add(dhcpv4::Socket::new()));
         let (wake_at, rest_until) = (Duration::ZERO, Duration::ZERO);
-        let mut stack = Self { card, interface, sockets, dhcp, http, wake_at, rest_until };
-        if let Network::Static { address, prefix_len, gateway } = *network {
+        let mut stack = Self {
+            card,
+            interface,
+            sockets,
+            dhcp,
+            http,
+            wake_at,
+            rest_until,
+        };
+        if let Network::Static {
+            address,
+            prefix_len,
+            gateway,
+        } = *network
+        {
             stack.configure(Ipv4Cidr::new(address, prefix_len), gateway);
         }
         stack
@@ -116,18 +136,26 @@ impl Stack {
     fn configure(&mut self, address: Ipv4Cidr, gateway: Option<Ipv4Addr>) {
         self.interface.update_ip_addrs(|addresses| {
             addresses.clear();
-            addresses.push(IpCidr::Ipv4(address)).expect("there is room for one address");
+            addresses
+                .push(IpCidr::Ipv4(address))
+                .expect("there is room for one address");
         });
         let routes = self.interface.routes_mut();
         routes.remove_default_ipv4_route();
         match gateway {
             Some(gateway) => {
-                routes.add_default_ipv4_route(gateway).expect("there is room for one route");
+                routes
+                    .add_default_ipv4_route(gateway)
+                    .expect("there is room for one route");
                 info!("network: address {address}, gateway {gateway}");
             }
             None => info!("network: address {address}, no gateway"),
         }
-        info!("network: metrics at http://{}:{}/metrics", address.address(), self.http.port());
+        info!(
+            "network: metrics at http://{}:{}/metrics",
+            address.address(),
+            self.http.port()
+        );
     }
 
     /// Drops the address.
@@ -161,19 +189,28 @@ impl Stack {
         self.card.admission.frames = FRAMES_PER_POLL;
         self.card.admission.connections = self.http.listening(&self.sockets);
         self.interface.poll_maintenance(timestamp);
-        while self.interface.poll_ingress_single(timestamp, &mut self.card, &mut self.sockets)
+        while self
+            .interface
+            .poll_ingress_single(timestamp, &mut self.card, &mut self.sockets)
             != PollIngressSingleResult::None
         {}
         self.follow_dhcp();
         let left = self.http.serve(&mut self.sockets, now);
         for _ in 0..SEND_ROUNDS {
-            if self.interface.poll_egress(timestamp, &mut self.card, &mut self.sockets) == PollResult::None {
+            if self
+                .interface
+                .poll_egress(timestamp, &mut self.card, &mut self.sockets)
+                == PollResult::None
+            {
                 break;
             }
         }
         self.http.listen(&mut self.sockets);
 
-        let delay = self.interface.poll_delay(timestamp, &self.sockets).map_or(Duration::MAX, Duration::from);
+        let delay = self
+            .interface
+            .poll_delay(timestamp, &self.sockets)
+            .map_or(Duration::MAX, Duration::from);
         self.wake_at = now.saturating_add(match left {
             Left::Nothing => delay,
             Left::Open => delay.min(DEADLINE_PERIOD),

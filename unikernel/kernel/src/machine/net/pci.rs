@@ -5,7 +5,9 @@ use core::ptr::{self, NonNull};
 use alloc::vec::Vec;
 use log::warn;
 use virtio_drivers::transport::DeviceType;
-use virtio_drivers::transport::pci::bus::{Command, ConfigurationAccess, DeviceFunction, HeaderType, PciRoot};
+use virtio_drivers::transport::pci::bus::{
+    Command, ConfigurationAccess, DeviceFunction, HeaderType, PciRoot,
+};
 use virtio_drivers::transport::pci::virtio_device_type;
 use x86_64::instructions::port::Port;
 
@@ -63,7 +65,9 @@ impl Access {
     /// Where a register is in the bus' memory.
     fn register(registers: NonNull<u8>, function: DeviceFunction, register: u8) -> *mut u32 {
         assert!(function.valid(), "32 devices of 8 functions");
-        let offset = usize::from(function.device) << 15 | usize::from(function.function) << 12 | usize::from(register & !3);
+        let offset = usize::from(function.device) << 15
+            | usize::from(function.function) << 12
+            | usize::from(register & !3);
         registers.as_ptr().wrapping_add(offset).cast()
     }
 }
@@ -72,7 +76,9 @@ impl ConfigurationAccess for Access {
     fn read_word(&self, function: DeviceFunction, register: u8) -> u32 {
         match *self {
             // SAFETY: within the bus' 1 MiB, aligned, and reading a configuration register has no effect but the read.
-            Self::Memory(registers) => unsafe { ptr::read_volatile(Self::register(registers, function, register)) },
+            Self::Memory(registers) => unsafe {
+                ptr::read_volatile(Self::register(registers, function, register))
+            },
             Self::Ports => {
                 Self::select(function, register);
                 // SAFETY: as above.
@@ -128,5 +134,8 @@ pub(super) fn find_network_card(ecam: Option<Ecam>) -> Option<(PciRoot<Access>, 
 /// Makes the card answer in memory and lets it read and write memory, but not interrupt: it is polled.
 fn enable(root: &mut PciRoot<Access>, function: DeviceFunction) {
     let (_, command) = root.get_status_command(function);
-    root.set_command(function, command | Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE);
+    root.set_command(
+        function,
+        command | Command::MEMORY_SPACE | Command::BUS_MASTER | Command::INTERRUPT_DISABLE,
+    );
 }
