@@ -115,7 +115,7 @@ fn measure(fftw: &Fftw<'_>, n: usize) {
     let (mut ours, mut theirs, mut theirs_apart) = (Vec::new(), Vec::new(), Vec::new());
     let mut difference = 0.0_f64;
     for _ in 0..repeat {
-        let mut timed =
+        let timed =
             |grid: &mut Region<Complex>, seconds: &mut Vec<f64>, work: &mut dyn FnMut(&mut [Complex])| {
                 grid.copy_from_slice(&start);
                 let start = Instant::now();
@@ -127,7 +127,7 @@ fn measure(fftw: &Fftw<'_>, n: usize) {
         // SAFETY: as above.
         timed(&mut grid, &mut theirs, &mut |_| unsafe { in_place.execute() });
         timed(&mut grid, &mut ours, &mut |grid| {
-            fft.transform(grid, Direction::Forward, &mut workspace)
+            fft.transform(grid, Direction::Forward, &mut workspace);
         });
         let largest = other
             .iter()

@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use xtask::console::Sink;
 use xtask::emulator::{Launch, Running};
-use xtask::qemu::{AcceleratorChoice, Qemu};
+use xtask::qemu::AcceleratorChoice;
 use xtask::{build, command_line, emulator, setup};
 
 pub use xtask::emulator::Network;
 pub use xtask::machine::{Machine, Mebibytes};
+pub use xtask::qemu::{Qemu, Version};
 pub use xtask::record::End;
 
 /// How many machines run at the same time. Each has a thread for every CPU, so that more would not be faster.
@@ -302,7 +303,11 @@ pub fn application_image(name: &str) -> PathBuf {
     image.clone()
 }
 
-fn qemu() -> &'static Qemu {
+/// The QEMU that runs the images.
+///
+/// # Panics
+/// If there is none and it can not be installed.
+pub fn qemu() -> &'static Qemu {
     static QEMU: LazyLock<Qemu> = LazyLock::new(|| setup::qemu().unwrap_or_else(|error| panic!("{error:#}")));
     &QEMU
 }

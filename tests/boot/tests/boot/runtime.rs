@@ -1,6 +1,6 @@
 //! Threads, thread-local storage, memory, and the machines that they must work on.
 
-use boot_tests::{Boot, End, Network, Outcome};
+use boot_tests::{Boot, End, Network, Outcome, Version, qemu};
 
 fn run(boot: Boot, arguments: &[&str]) -> Outcome {
     let outcome = boot.arguments(arguments).run();
@@ -39,6 +39,17 @@ fn memory_and_its_policies() {
 fn sixty_four_cpus() {
     let outcome = run(Boot::application("guest").machine(4, 64, "1G"), &["threads"]);
     outcome.line("nodes: 4, CPUs: 64,");
+}
+
+#[test]
+fn more_cpus_than_an_xapic_can_address() {
+    if qemu().version < Version::EMULATES_X2APIC {
+        eprintln!("left out: QEMU {} emulates no x2APIC", qemu().version);
+        return;
+    }
+    let outcome = run(Boot::application("guest").machine(4, 300, "1G"), &["exit", "0"]);
+    outcome.line("nodes: 4, CPUs: 300,");
+    outcome.line("CPUs: 300 of 300 run");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use raw_cpuid::CpuId as Cpuid;
+use raw_cpuid::{CpuId as Cpuid, Hypervisor};
 use x86_64::VirtAddr;
 use x86_64::instructions::segmentation::{FS, Segment64};
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
@@ -17,6 +17,13 @@ pub(crate) fn has_1gib_pages() -> bool {
     Cpuid::new()
         .get_extended_processor_and_feature_identifiers()
         .is_some_and(|features| features.has_1gib_pages())
+}
+
+/// Whether QEMU translates this CPU's instructions, as opposed to running them on a real one.
+pub(crate) fn is_emulated_by_qemu() -> bool {
+    Cpuid::new()
+        .get_hypervisor_info()
+        .is_some_and(|hypervisor| hypervisor.identify() == Hypervisor::QEMU)
 }
 
 /// Turns on, on the running CPU, what programs and kernel use: SSE, and AVX and AVX-512 where found.

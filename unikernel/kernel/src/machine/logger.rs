@@ -19,7 +19,11 @@ impl Log for Console {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let from_driver = DRIVERS.iter().any(|driver| metadata.target().starts_with(driver));
         // What a driver finds worth an "info" is a detail here.
-        let level = if from_driver && metadata.level() == Level::Info { Level::Debug } else { metadata.level() };
+        let level = if from_driver && metadata.level() == Level::Info {
+            Level::Debug
+        } else {
+            metadata.level()
+        };
         level <= log::max_level()
     }
 

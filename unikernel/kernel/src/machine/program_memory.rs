@@ -9,14 +9,14 @@ use arrayvec::ArrayVec;
 use hermit_sync::{OnceCell, SpinMutex};
 use homenode_metrics::NodeCounter;
 use homenode_mm::{
-    Block, Flags, FrameSize, Machine, MapError, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr,
-    VirtRange,
+    Block, Flags, Frame, FrameSize, Machine, MapError, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB,
+    VirtAddr, VirtRange,
 };
 use homenode_topology::NodeId;
 
 use super::memory::{self, DirectMap};
 use super::percpu::this_cpu;
-use super::{gate, tlb};
+use super::{cpu, gate, tlb};
 
 /// Where reservations begin: high enough that no small integer is a usable pointer.
 const START: u64 = 64 << 30;
@@ -31,6 +31,9 @@ fn flags() -> Flags {
     Flags::WRITABLE | Flags::NO_EXECUTE
 }
 
+/// Unmapped addresses behind each reservation, so that running over its end is noticed.
+const GUARD_BYTES: u64 = Size2MiB::BYTES;
+
 /// A range of `bytes` (a positive multiple of 2 MiB) with nothing behind it, aligned to 2 MiB; `None` when there is none left.
 pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
     let bytes = bytes as u64;
@@ -38,14 +41,50 @@ pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
         let released = RELEASED.lock().get_mut(&bytes).and_then(Vec::pop);
         let start = match released {
             Some(start) => start,
-            None => NEXT
-                .try_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                    next.checked_add(bytes).filter(|&end| end <= END)
-                })
-                .ok()?,
+            None => {
+                let start = NEXT
+                    .try_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+                        next.checked_add(bytes)?
+                            .checked_add(GUARD_BYTES)
+                            .filter(|&end| end <= END)
+                    })
+                    .ok()?;
+                tolerate_wide_reads(start + bytes);
+                start
+            }
         };
         NonNull::new(start as *mut u8)
     })
+}
+
+/// The page of zeros behind reservations under an emulator that reads too far.
+static ZEROS: OnceCell<Option<Frame<Size4KiB>>> = OnceCell::new();
+
+/// Makes the first page of the guard at `end` readable where QEMU emulates the CPU: up to version 10 at least, it reads 32 bytes
+/// for the 16 of a `VINSERTF128` from memory, and so faults at the end of correct programs' buffers.
+fn tolerate_wide_reads(end: u64) {
+    let zeros = ZEROS.get_or_init(|| {
+        if !cpu::is_emulated_by_qemu() {
+            return None;
+        }
+        let frame = memory::allocate_frame::<Size4KiB>(memory::local_node(), Policy::Local, 0).ok()?;
+        // SAFETY: a fresh frame.
+        unsafe { DirectMap.zero(frame.range()) };
+        Some(frame)
+    });
+    let Some(frame) = zeros else { return };
+    let page = VirtAddr::new_truncated(end);
+    let mut tables = memory::local_tables(memory::local_node());
+    let mapped = memory::tables().map(
+        page,
+        frame.start(),
+        PageSize::Size4KiB,
+        Flags::NO_EXECUTE,
+        &mut tables,
+    );
+    if let Err(error) = mapped {
+        log::debug!("no page of zeros behind {end:#x}: {error}");
+    }
 }
 
 /// Whether `address` lies in a range that was reserved once.
