@@ -122,7 +122,7 @@ impl core::ops::AddAssign for AxisSeconds {
 
 /// Pages of one size on one node.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Pages {
+pub(crate) struct Pages {
     grid: &'static str,
     node: u32,
     page_bytes: u64,
@@ -139,7 +139,7 @@ pub(crate) struct Check {
 }
 
 /// Everything that a run found out.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Report {
     /// What was computed.
     pub(crate) problem: String,
@@ -165,35 +165,17 @@ pub(crate) struct Report {
     pub(crate) transforms: u64,
     /// 5 N log₂ N per transform and second, in 10⁹.
     pub(crate) gflops: f64,
-    pages: Vec<Pages>,
-    checks: Vec<Check>,
-    checksums: Vec<[f64; 2]>,
-    verified: bool,
+    /// Where the pages of each grid are.
+    pub(crate) pages: Vec<Pages>,
+    /// What was verified.
+    pub(crate) checks: Vec<Check>,
+    /// Real and imaginary part of each checksum.
+    pub(crate) checksums: Vec<[f64; 2]>,
+    /// Whether all checks passed.
+    pub(crate) verified: bool,
 }
 
 impl Report {
-    /// A report of nothing yet, on `problem`.
-    pub(crate) fn new(problem: String, size: [usize; 3]) -> Self {
-        Self {
-            problem,
-            size,
-            threads: 0,
-            cpus: 0,
-            nodes: 0,
-            simd: String::new(),
-            policy: String::new(),
-            first_touch: String::new(),
-            stages: StageTimes::default(),
-            axes: AxisSeconds::default(),
-            transforms: 0,
-            gflops: 0.0,
-            pages: Vec::new(),
-            checks: Vec::new(),
-            checksums: Vec::new(),
-            verified: false,
-        }
-    }
-
     /// Prints what is about to be computed, and how.
     pub(crate) fn print_problem(&self) {
         let Self {

@@ -131,13 +131,17 @@ impl Program {
             }) => format!("NAS FT class {class}"),
             Problem::Npb(_) => "NAS FT".to_string(),
         };
-        let mut report = Report::new(problem, [size.x, size.y, size.z]);
-        report.threads = team.threads;
-        report.cpus = cpus.get();
-        report.nodes = nodes;
-        report.simd = simd.width().to_string();
-        report.policy = options.policy.to_string();
-        report.first_touch = options.first_touch.to_string();
+        let report = Report {
+            problem,
+            size: [size.x, size.y, size.z],
+            threads: team.threads,
+            cpus: cpus.get(),
+            nodes,
+            simd: simd.width().to_string(),
+            policy: options.policy.to_string(),
+            first_touch: options.first_touch.to_string(),
+            ..Report::default()
+        };
         Ok(Self {
             options,
             fft,

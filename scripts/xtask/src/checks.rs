@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 use crate::build;
-use crate::interrupt;
 use crate::setup::{self, Need};
 use crate::workspace::{self, Package};
 
@@ -116,7 +115,7 @@ pub fn run(selection: &Selection) -> Result<bool> {
                 Verdict::Failed(time)
             },
         ));
-        stopped = interrupt::requested() || !(passed || selection.keep_going);
+        stopped = !passed && !selection.keep_going;
     }
     eprintln!("\n{}", summary(&verdicts));
     Ok(verdicts

@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(joined("log=debug", &[]), "log=debug");
         assert_eq!(joined("", &["--npb", "S"]), " -- --npb S");
         assert_eq!(
-            joined("numa=off\n   log=debug ", &["--n", "64"]),
+            joined(" numa=off\nlog=debug ", &["--n", "64"]),
             "numa=off log=debug -- --n 64"
         );
     }

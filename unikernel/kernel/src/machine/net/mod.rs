@@ -61,11 +61,11 @@ pub(crate) fn init(network: &Network, metrics_port: u16, tables: &Tables<'_>) {
     let card = match Card::start(&mut root, function, admission) {
         Ok(card) => card,
         Err(error) => {
-            warn!("network: cannot use the virtio card at {function}: {error}; going on without metrics");
+            warn!("network: going on without metrics, since the virtio card at {function} cannot be used: {error}");
             return;
         }
     };
-    info!("network: virtio card at {function}, address {}", card.address());
+    info!("network: virtio card at {function}, MAC address {}", card.address());
     let stack = Stack::new(card, network, metrics_port);
     assert!(
         STACK.set(SpinMutex::new(stack)).is_ok(),
