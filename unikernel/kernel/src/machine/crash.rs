@@ -53,10 +53,7 @@ fn take_over(cause: Cause, status: u8) {
     };
     match REPORTER.compare_exchange(NOBODY, this, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
-            // Without other CPUs, or without an APIC yet, there is nobody to stop.
-            if let Some(apic) = apic::try_local() {
-                let _nobody_listens = apic.broadcast_nmi_excluding_self();
-            }
+            stop_other_cpus(this);
             REPORTING.store(true, Ordering::Release);
         }
         Err(reporter) if reporter == this && REPORTING.load(Ordering::Acquire) => {
@@ -67,6 +64,16 @@ fn take_over(cause: Cause, status: u8) {
             power_off(status, cause);
         }
         Err(_) => stop_this_cpu(),
+    }
+}
+
+/// Stops the CPUs that run. Those that have not been started know no NMI yet: they would reset the machine.
+fn stop_other_cpus(this: u32) {
+    let Some(apic) = apic::try_local() else { return };
+    let running = percpu::all().iter().filter(|cpu| cpu.online.load(Ordering::Acquire));
+    for cpu in running.filter(|cpu| cpu.cpu.get().0 != this) {
+        // A CPU that cannot be reached goes on; the report is worth more.
+        let _unreachable = apic.send_nmi(cpu.apic_id.get());
     }
 }
 
@@ -99,7 +106,7 @@ const RESERVED_BIT: u64 = 1 << 3;
 const FETCH: u64 = 1 << 4;
 
 fn report_panic(out: &mut impl Write, info: &PanicInfo<'_>) -> fmt::Result {
-    write!(out, "\n{} panicked", Context)?;
+    write!(out, "\n{Context} panicked")?;
     if let Some(location) = info.location() {
         write!(out, " at {location}")?;
     }

@@ -84,10 +84,16 @@ pub(crate) fn init() -> bool {
 
 /// Writes `bytes` to the console as one piece, each `\n` as `\r\n`. Never blocks for long.
 ///
-/// `bytes` are read with the console's lock held, so they must not be able to fault.
+/// Inside the gate. `bytes` are read with the console's lock held, so they must not be able to fault.
 pub(crate) fn write_bytes(bytes: &[u8]) {
-    if PRESENT.load(Ordering::Acquire) {
-        interrupts::without_interrupts(|| CONSOLE.lock().send(bytes));
+    if !PRESENT.load(Ordering::Acquire) {
+        return;
+    }
+    // A real port takes milliseconds: interrupts stay on meanwhile. A handler may have interrupted the lock's holder.
+    if interrupts::are_enabled() {
+        CONSOLE.lock().send(bytes);
+    } else {
+        write_emergency(bytes);
     }
 }
 

@@ -55,9 +55,8 @@ impl KernelStack {
             }
         }
         let slot = reserve_slots(1);
-        let stack = Self { node, slot };
-        map_pages(stack.bottom(), KERNEL_STACK_BYTES, node)?;
-        Ok(stack)
+        map_pages(slot + KERNEL_STACK_GUARD_BYTES, KERNEL_STACK_BYTES, node)?;
+        Ok(Self { node, slot })
     }
 
     /// The lowest address.
@@ -89,8 +88,19 @@ fn reserve_slots(count: u64) -> u64 {
     slot
 }
 
-/// Backs kernel addresses with 4 KiB frames of `node`.
+/// Backs kernel addresses that no CPU has used with 4 KiB frames of `node`: all of them or none.
 fn map_pages(start: u64, bytes: u64, node: NodeId) -> Result<(), OutOfMemory> {
+    try_map_pages(start, bytes, node).inspect_err(|_| {
+        if let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) {
+            let unmapped = memory::tables().unmap_range(range, |mapping| {
+                memory::frames().free(Frame::<Size4KiB>::containing(mapping.frame));
+            });
+            debug_assert!(unmapped.is_ok(), "only 4 KiB pages are mapped there");
+        }
+    })
+}
+
+fn try_map_pages(start: u64, bytes: u64, node: NodeId) -> Result<(), OutOfMemory> {
     for address in (start..start + bytes).step_by(Size4KiB::BYTES as usize) {
         let frame = memory::allocate_frame::<Size4KiB>(node, Policy::Local, 0)?;
         let page = VirtAddr::new_truncated(address);
@@ -202,8 +212,14 @@ impl ProgramStack {
     /// When there is no frame or no address space left.
     pub(crate) fn new(node: NodeId, bytes: usize) -> Result<Self, OutOfMemory> {
         let above = thread_local_bytes() + size_of::<ThreadControl>() as u64;
-        let stack_bytes = (bytes as u64 + above).next_multiple_of(Size2MiB::BYTES);
-        let reserved_bytes = PROGRAM_STACK_GUARD_BYTES + stack_bytes;
+        let stack_bytes = (bytes as u64)
+            .checked_add(above)
+            .and_then(|bytes| bytes.checked_next_multiple_of(Size2MiB::BYTES));
+        let reserved_bytes =
+            stack_bytes.and_then(|bytes| bytes.checked_add(PROGRAM_STACK_GUARD_BYTES));
+        let (Some(stack_bytes), Some(reserved_bytes)) = (stack_bytes, reserved_bytes) else {
+            return Err(memory::no_table_frame(node));
+        };
         let unused = {
             let mut pool = PROGRAM_STACK_POOL.lock();
             let fitting = |stack: &StackMemory| stack.node == node && stack.reserved_bytes == reserved_bytes;
@@ -214,13 +230,15 @@ impl ProgramStack {
             None => {
                 let reservation = program_memory::reserve(reserved_bytes as usize)
                     .ok_or_else(|| memory::no_table_frame(node))?;
-                let stack = Self(StackMemory {
+                let start = reservation.as_ptr() as u64;
+                let bottom = start + PROGRAM_STACK_GUARD_BYTES;
+                program_memory::populate_on(node, bottom, stack_bytes, Policy::Local)
+                    .inspect_err(|_| program_memory::release(start, reserved_bytes))?;
+                Self(StackMemory {
                     node,
                     reservation,
                     reserved_bytes,
-                });
-                program_memory::populate_on(node, stack.bottom(), stack_bytes, Policy::Local)?;
-                stack
+                })
             }
         };
         let control = stack.thread_pointer() as *mut ThreadControl;
@@ -271,7 +289,7 @@ impl Drop for ProgramStack {
     }
 }
 
-/// The block that FS leads to, or null before the thread has one.
+/// The block that FS leads to. Only program threads have one.
 pub(crate) fn thread_local_base() -> *mut u8 {
     let base: *mut u8;
     // SAFETY: program code runs only on threads whose FS points at a control block.

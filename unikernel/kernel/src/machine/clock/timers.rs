@@ -101,18 +101,19 @@ fn start_hpet(registers: PhysAddr) -> Option<Counter> {
     const PERIODS_FS: RangeInclusive<u32> = 1_000_000..=100_000_000;
 
     let base = map(Timer::Hpet, registers, BYTES)?;
-    // SAFETY: all three registers lie in the mapped ones, which are an HPET's by its ACPI table; setting ENABLE starts the
-    // counter and changes nothing else.
-    let (period, counter) = unsafe {
-        let period = base.byte_add(PERIOD).cast::<u32>().read_volatile();
-        let configuration = base.byte_add(CONFIGURATION).cast::<u32>();
-        configuration.write_volatile(configuration.read_volatile() | ENABLE);
-        (period, base.byte_add(MAIN_COUNTER).cast())
-    };
+    // SAFETY: the register lies in the mapped ones.
+    let period = unsafe { base.byte_add(PERIOD).cast::<u32>().read_volatile() };
     if !PERIODS_FS.contains(&period) {
         warn!("HPET: a period of {period} fs can not be");
         return None;
     }
+    // SAFETY: both registers lie in the mapped ones, which are an HPET's by its ACPI table and its period; setting ENABLE
+    // starts the counter and changes nothing else.
+    let counter = unsafe {
+        let configuration = base.byte_add(CONFIGURATION).cast::<u32>();
+        configuration.write_volatile(configuration.read_volatile() | ENABLE);
+        base.byte_add(MAIN_COUNTER).cast()
+    };
     Some(Counter {
         access: Access::Memory(counter),
         hz: FS_PER_S / u64::from(period),

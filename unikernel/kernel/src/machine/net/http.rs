@@ -131,7 +131,10 @@ impl Http {
                 Action::Abort => socket.abort(),
             }
         }
-        if let Some(slot) = self.server.evict(now) {
+        // A request that waits for its response does not stall by its peer's fault.
+        if left != Left::Request
+            && let Some(slot) = self.server.evict(now)
+        {
             set.get_mut::<tcp::Socket<'_>>(self.sockets[slot]).abort();
         }
         left

@@ -61,11 +61,16 @@ pub(crate) fn init(network: &Network, metrics_port: u16, tables: &Tables<'_>) {
     let card = match Card::start(&mut root, function, admission) {
         Ok(card) => card,
         Err(error) => {
-            warn!("network: going on without metrics, since the virtio card at {function} cannot be used: {error}");
+            warn!(
+                "network: going on without metrics, since the virtio card at {function} cannot be used: {error}"
+            );
             return;
         }
     };
-    info!("network: virtio card at {function}, MAC address {}", card.address());
+    info!(
+        "network: virtio card at {function}, MAC address {}",
+        card.address()
+    );
     let stack = Stack::new(card, network, metrics_port);
     assert!(
         STACK.set(SpinMutex::new(stack)).is_ok(),
@@ -134,37 +139,35 @@ impl Stack {
 
     /// Takes on an address and, if there is one, a gateway.
     fn configure(&mut self, address: Ipv4Cidr, gateway: Option<Ipv4Addr>) {
-        self.interface.update_ip_addrs(|addresses| {
-            addresses.clear();
-            addresses
-                .push(IpCidr::Ipv4(address))
-                .expect("there is room for one address");
-        });
-        let routes = self.interface.routes_mut();
-        routes.remove_default_ipv4_route();
+        self.set_address(Some(address), gateway);
         match gateway {
-            Some(gateway) => {
-                routes
-                    .add_default_ipv4_route(gateway)
-                    .expect("there is room for one route");
-                info!("network: address {address}, gateway {gateway}");
-            }
+            Some(gateway) => info!("network: address {address}, gateway {gateway}"),
             None => info!("network: address {address}, no gateway"),
         }
-        info!(
-            "network: metrics at http://{}:{}/metrics",
-            address.address(),
-            self.http.port()
-        );
+        let port = self.http.port();
+        info!("network: metrics at http://{}:{port}/metrics", address.address());
     }
 
-    /// Drops the address.
+    /// Drops the address, if there is one.
     fn deconfigure(&mut self) {
         if self.interface.ipv4_addr().is_some() {
             warn!("network: the address is no longer leased; asking for another");
         }
-        self.interface.update_ip_addrs(|addresses| addresses.clear());
-        self.interface.routes_mut().remove_default_ipv4_route();
+        self.set_address(None, None);
+    }
+
+    fn set_address(&mut self, address: Option<Ipv4Cidr>, gateway: Option<Ipv4Addr>) {
+        self.interface.update_ip_addrs(|addresses| {
+            addresses.clear();
+            addresses.extend(address.map(IpCidr::Ipv4));
+        });
+        let routes = self.interface.routes_mut();
+        routes.remove_default_ipv4_route();
+        if let Some(gateway) = gateway {
+            routes
+                .add_default_ipv4_route(gateway)
+                .expect("there is room for one route");
+        }
     }
 
     /// Follows what DHCP has found.
