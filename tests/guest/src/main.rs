@@ -40,6 +40,11 @@ const COMMANDS: &[Command] = &[
         "asks node 0 for more memory than it has",
         checks::out_of_memory,
     ),
+    (
+        "many-stacks",
+        "starts threads until there is no memory for their stacks",
+        checks::many_stacks,
+    ),
     ("panic", "panics in a named thread", crimes::panic),
     ("null-write", "writes through a null pointer", crimes::null_write),
     ("text-write", "writes to its own code", crimes::text_write),

@@ -73,7 +73,7 @@ pub use console::{__eprint, __print};
 /// }
 /// ```
 pub use homenode_macros::main;
-pub use homenode_topology::{CpuId, NodeId, Topology};
+pub use homenode_topology::{CpuId, Node, NodeId, Topology};
 #[cfg(feature = "hosted")]
 #[doc(hidden)]
 pub use hosted::__run;

@@ -25,7 +25,7 @@ use crate::sys;
 use crate::time::Instant;
 
 /// The size of a thread's stack where nothing else is said, in bytes.
-pub const DEFAULT_STACK_BYTES: usize = 2 << 20;
+pub const DEFAULT_STACK_BYTES: usize = (2 << 20) - (64 << 10);
 
 /// A thread's number and name.
 #[derive(Clone, Debug)]

@@ -68,8 +68,6 @@ const STARTUP: u32 = 0b110 << 8;
 const DELIVERY_PENDING: u32 = 1 << 12;
 /// The level is "assert", as all but one obsolete message need.
 const ASSERT: u32 = 1 << 14;
-/// The destination is every CPU but this one.
-const ALL_BUT_SELF: u32 = 0b11 << 18;
 
 static LOCAL_APIC: Once<LocalApic> = Once::new();
 
@@ -256,12 +254,12 @@ impl LocalApic {
         self.send_to(target, FIXED | ASSERT | u32::from(vector))
     }
 
-    /// Raises an NMI on every CPU but this one.
+    /// Raises an NMI on the CPU `target`.
     ///
     /// # Errors
     /// As [`send_ipi`](Self::send_ipi).
-    pub(crate) fn broadcast_nmi_excluding_self(self) -> Result<(), IpiError> {
-        self.send(0, NMI | ASSERT | ALL_BUT_SELF)
+    pub(crate) fn send_nmi(self, target: ApicId) -> Result<(), IpiError> {
+        self.send_to(target, NMI | ASSERT)
     }
 
     /// Resets the CPU `target`, which then waits for [`send_startup`](Self::send_startup).

@@ -1,31 +1,11 @@
 //! Call chains by frame pointers, with function names from the image's symbol table.
 
 use core::fmt::{self, Write};
-use core::slice;
 
-use super::{crash, memory};
-use crate::symbols::{HEADER_LEN, SymbolTable};
+use super::{crash, image};
 
 /// Longer chains are cut.
 const MOST_FRAMES: usize = 64;
-
-unsafe extern "C" {
-    static __symbols_start: u8;
-    static __text_start: u8;
-    static __text_end: u8;
-}
-
-/// The bytes of the image's symbol table, its placeholder included.
-pub(crate) fn symbol_table_bytes() -> usize {
-    // SAFETY: the linker script reserves at least the placeholder's eight bytes, and the page that they lie in is loaded.
-    let header = unsafe { &*(&raw const __symbols_start).cast::<[u8; HEADER_LEN]>() };
-    SymbolTable::length(header).unwrap_or(HEADER_LEN)
-}
-
-fn symbols() -> Option<SymbolTable<'static>> {
-    // SAFETY: the image writer put that many bytes there, and they were loaded with the image.
-    SymbolTable::parse(unsafe { slice::from_raw_parts(&raw const __symbols_start, symbol_table_bytes()) })
-}
 
 /// Writes the chain of the caller.
 #[inline(never)]
@@ -33,7 +13,7 @@ pub(crate) fn write_here(out: &mut impl Write) -> fmt::Result {
     let frame_pointer: u64;
     // SAFETY: reads a register.
     unsafe {
-        core::arch::asm!("mov {}, rbp", out(reg) frame_pointer, options(nomem, nostack, preserves_flags))
+        core::arch::asm!("mov {}, rbp", out(reg) frame_pointer, options(nomem, nostack, preserves_flags));
     };
     writeln!(out, "backtrace:")?;
     write_frames(out, 0, frame_pointer)
@@ -50,7 +30,7 @@ fn write_frames(out: &mut impl Write, first: usize, mut frame_pointer: u64) -> f
     let mut last = 0;
     let mut repeated = 0;
     let mut number = first;
-    while number < MOST_FRAMES && frame_pointer % 8 == 0 && crash::readable(frame_pointer, 16) {
+    while number < MOST_FRAMES && frame_pointer.is_multiple_of(8) && crash::readable(frame_pointer, 16) {
         // SAFETY: mapped and aligned; nothing else runs that could unmap it.
         let [next, return_address] = unsafe { *(frame_pointer as *const [u64; 2]) };
         if return_address == 0 {
@@ -89,22 +69,11 @@ fn write_repeated(out: &mut impl Write, repeated: &mut u64) -> fmt::Result {
 
 fn write_frame(out: &mut impl Write, number: usize, address: u64, look_up: u64) -> fmt::Result {
     write!(out, "  {number:2}: {address:#018x}")?;
-    let text = &raw const __text_start as u64..&raw const __text_end as u64;
-    match symbols()
-        .filter(|_| text.contains(&look_up))
-        .and_then(|symbols| symbols.lookup(look_up))
-    {
-        Some((name, offset)) => writeln!(out, " {:#} +{offset:#x}", rustc_demangle::demangle(name)),
-        None if text.contains(&look_up) => writeln!(out, " (no symbol)"),
-        None => writeln!(out, " (not in the image)"),
+    if !image::is_code(look_up) {
+        return writeln!(out, " (not in the image)");
     }
-}
-
-/// Keeps `memory` honest: the table must stay readable after the image is mapped by access rights.
-pub(crate) fn symbol_table_range() -> memory::ImageRange {
-    let start = &raw const __symbols_start as u64;
-    memory::ImageRange {
-        start,
-        end: start + symbol_table_bytes() as u64,
+    match image::symbols().and_then(|symbols| symbols.lookup(look_up)) {
+        Some((name, offset)) => writeln!(out, " {:#} +{offset:#x}", rustc_demangle::demangle(name)),
+        None => writeln!(out, " (no symbol)"),
     }
 }

@@ -6,7 +6,7 @@ use raw_cpuid::{CpuId as Cpuid, Hypervisor};
 use x86_64::VirtAddr;
 use x86_64::instructions::segmentation::{FS, Segment64};
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
-use x86_64::registers::model_specific::FsBase;
+use x86_64::registers::model_specific::{FsBase, Msr};
 use x86_64::registers::xcontrol::{XCr0, XCr0Flags};
 
 /// Whether WRFSBASE may be used.
@@ -29,6 +29,7 @@ pub(crate) fn is_emulated_by_qemu() -> bool {
 /// Turns on, on the running CPU, what programs and kernel use: SSE, and AVX and AVX-512 where found.
 pub(crate) fn enable_features() {
     let cpuid = Cpuid::new();
+    set_memory_types();
     // SAFETY: bits that the CPU says it has; none of them changes what running code means.
     unsafe {
         Cr0::update(|cr0| {
@@ -70,6 +71,42 @@ pub(crate) fn enable_features() {
             XCr0::write(enabled);
         }
     }
+}
+
+/// Lets machine checks be reported, where the CPU has them. The interrupt table is loaded.
+pub(crate) fn enable_machine_checks() {
+    if Cpuid::new()
+        .get_feature_info()
+        .is_some_and(|features| features.has_mce())
+    {
+        // SAFETY: the vector leads to a handler with a stack of its own.
+        unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::MACHINE_CHECK_EXCEPTION)) };
+    }
+}
+
+/// The memory types that the page tables' bits choose from, as at reset (Intel SDM volume 3, table 12-12): write-back,
+/// write-through, uncached-minus, uncached, twice.
+const MEMORY_TYPES: u64 = 0x0007_0406_0007_0406;
+const IA32_PAT: u32 = 0x277;
+
+/// Sets this CPU's memory types, whatever the firmware made of them.
+fn set_memory_types() {
+    if Cpuid::new()
+        .get_feature_info()
+        .is_some_and(|features| features.has_pat())
+    {
+        // SAFETY: the types at reset, by which the kernel maps RAM (entry 0) and device registers (entry 3).
+        unsafe { Msr::new(IA32_PAT).write(MEMORY_TYPES) };
+    }
+}
+
+/// Physical addresses have this many bits.
+pub(crate) fn physical_address_bits() -> u32 {
+    /// Of CPUs that do not say.
+    const LEAST: u32 = 36;
+    Cpuid::new()
+        .get_processor_capacity_feature_info()
+        .map_or(LEAST, |capacity| u32::from(capacity.physical_address_bits()))
 }
 
 /// Sets the FS base.

@@ -70,7 +70,9 @@ fn take_over(cause: Cause, status: u8) {
 /// Stops the CPUs that run. Those that have not been started know no NMI yet: they would reset the machine.
 fn stop_other_cpus(this: u32) {
     let Some(apic) = apic::try_local() else { return };
-    let running = percpu::all().iter().filter(|cpu| cpu.online.load(Ordering::Acquire));
+    let running = percpu::all()
+        .iter()
+        .filter(|cpu| cpu.online.load(Ordering::Acquire));
     for cpu in running.filter(|cpu| cpu.cpu.get().0 != this) {
         // A CPU that cannot be reached goes on; the report is worth more.
         let _unreachable = apic.send_nmi(cpu.apic_id.get());

@@ -13,6 +13,7 @@ core::arch::global_asm!(
     ".section .kernel_entry, \"ax\", @progbits",
     ".balign 16",
     // gate_switch(data in RDI, function in RSI): calls function(data) on the thread's kernel stack.
+    ".type gate_switch, @function",
     "gate_switch:",
     "push %rbp",
     "mov %rsp, %rbp",
@@ -23,6 +24,7 @@ core::arch::global_asm!(
     "mov %rbp, %rsp",
     "pop %rbp",
     "ret",
+    ".size gate_switch, . - gate_switch",
     ".text",
     gate_depth = const offset::GATE_DEPTH,
     kernel_stack_top = const offset::KERNEL_STACK_TOP,

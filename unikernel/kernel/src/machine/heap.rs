@@ -49,26 +49,29 @@ unsafe impl Source for KernelSource {
                 .ok_or(());
         }
         let frames = memory::try_frames().ok_or(())?;
-        let needed = (layout.size() + layout.align() + OVERHEAD)
-            .next_power_of_two()
-            .max(Size2MiB::BYTES as usize);
-        let order = Order::all()
-            .find(|order| order.bytes() >= needed as u64)
-            .ok_or(())?;
-        let block = frames
-            .allocate_block(order, Policy::Local, memory::local_node(), 0)
-            .map_err(drop)?
+        let needed = (layout.size() + layout.align() + OVERHEAD) as u64;
+        // 2 MiB at a time; when there is no such block left, whatever is enough.
+        let block = Order::all()
+            .rev()
+            .filter(|order| order.bytes() <= needed.next_power_of_two().max(Size2MiB::BYTES))
+            .take_while(|order| order.bytes() >= needed)
+            .find_map(|order| {
+                frames
+                    .allocate_block(order, Policy::Local, memory::local_node(), 0)
+                    .ok()
+            })
+            .ok_or(())?
             .memory;
         // SAFETY: a fresh block, mapped for good.
-        unsafe { talc.claim(memory::direct_map(block.start()), order.bytes() as usize) }
+        unsafe { talc.claim(memory::direct_map(block.start()), block.order().bytes() as usize) }
             .map(drop)
             .ok_or(())
     }
 }
 
 /// Address space of one CPU's program heap.
-const PROGRAM_HEAP_BYTES: u64 = 64 << 30;
-/// How many program heaps there are; CPUs beyond share them.
+const PROGRAM_HEAP_BYTES: u64 = 256 << 30;
+/// How many program heaps there are: they fill the lower half. CPUs beyond share them, and then their nodes' memory too.
 const PROGRAM_HEAPS: usize = 256;
 
 /// Where a program heap grows from: 2 MiB pages of its range.
@@ -110,6 +113,8 @@ unsafe impl Source for ProgramSource {
         Ok(())
     }
 }
+
+const _: () = assert!(program_memory::END + PROGRAM_HEAPS as u64 * PROGRAM_HEAP_BYTES == 1 << 47);
 
 type KernelHeap = TalcLock<RawSpinMutex, KernelSource>;
 type ProgramHeap = TalcLock<RawSpinMutex, ProgramSource>;

@@ -24,15 +24,15 @@ use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 use x86_64::structures::paging::PhysFrame;
 
-use super::backtrace;
 use super::percpu::{self, this_cpu};
+use super::{cpu, image};
 
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
+const DIRECT_MAP_BYTES: u64 = DEVICES - DIRECT_MAP;
 const DEVICES: u64 = 0xffff_c000_0000_0000;
 const DEVICES_END: u64 = 0xffff_d000_0000_0000;
 /// The lowest kernel stack slot.
 pub(crate) const KERNEL_STACKS: u64 = 0xffff_d000_0000_0000;
-const IMAGE_OFFSET: u64 = 0xffff_ffff_8000_0000;
 
 /// The video window between the first RAM and the firmware's ROM: registers, in effect.
 const VIDEO_WINDOW: PhysRange = PhysRange::new(PhysAddr(0xa_0000), PhysAddr(0xc_0000));
@@ -40,34 +40,6 @@ const VIDEO_WINDOW: PhysRange = PhysRange::new(PhysAddr(0xa_0000), PhysAddr(0xc_
 const LOW_MEMORY: u64 = 1 << 20;
 /// What `boot/start.s` maps.
 const BOOT_MAPPED: PhysRange = PhysRange::new(PhysAddr(LOW_MEMORY), PhysAddr(4 << 30));
-
-unsafe extern "C" {
-    static __text_start: u8;
-    static __text_end: u8;
-    static __rodata_start: u8;
-    static __rodata_end: u8;
-    static __data_start: u8;
-    static __data_end: u8;
-}
-
-/// A part of the image, as virtual addresses.
-pub(crate) struct ImageRange {
-    /// The first address.
-    pub(crate) start: u64,
-    /// The first address behind it.
-    pub(crate) end: u64,
-}
-
-impl ImageRange {
-    /// The whole pages that it is loaded to.
-    fn frames(&self) -> PhysRange {
-        let page = Size4KiB::BYTES;
-        PhysRange::new(
-            PhysAddr(self.start - IMAGE_OFFSET).align_down(page),
-            PhysAddr((self.end - IMAGE_OFFSET).next_multiple_of(page)),
-        )
-    }
-}
 
 /// The kernel's own rights to `writable`, `executable` memory that is mapped in every root.
 fn kernel_flags(writable: bool, executable: bool) -> Flags {
@@ -79,29 +51,6 @@ fn kernel_flags(writable: bool, executable: bool) -> Flags {
         flags |= Flags::NO_EXECUTE;
     }
     flags
-}
-
-/// The image's parts, in order of address, each with its rights.
-fn image() -> [(ImageRange, Flags); 4] {
-    let range = |start: *const u8, end: *const u8| ImageRange {
-        start: start as u64,
-        end: end as u64,
-    };
-    [
-        (
-            range(&raw const __text_start, &raw const __text_end),
-            kernel_flags(false, true),
-        ),
-        (
-            range(&raw const __rodata_start, &raw const __rodata_end),
-            kernel_flags(false, false),
-        ),
-        (
-            range(&raw const __data_start, &raw const __data_end),
-            kernel_flags(true, false),
-        ),
-        (backtrace::symbol_table_range(), kernel_flags(false, false)),
-    ]
 }
 
 /// The kernel's door to hardware for the memory manager.
@@ -160,8 +109,8 @@ pub(crate) fn direct_map(address: PhysAddr) -> *mut u8 {
 /// The physical address of a byte in the direct map or in the image.
 pub(crate) fn physical_address(pointer: *const u8) -> PhysAddr {
     let address = pointer as u64;
-    PhysAddr(if address >= IMAGE_OFFSET {
-        address - IMAGE_OFFSET
+    PhysAddr(if address >= image::OFFSET {
+        address - image::OFFSET
     } else {
         address - DIRECT_MAP
     })
@@ -176,13 +125,11 @@ pub(crate) struct EarlyFrames {
 
 impl EarlyFrames {
     /// From the largest piece of usable RAM that `boot/start.s` maps, outside the image.
-    fn new(memory_map: &[MemoryMapEntry], image: PhysRange) -> Option<Self> {
-        let reachable = memory_map
+    fn new(usable: &[PhysRange]) -> Option<Self> {
+        let piece = usable
             .iter()
-            .filter(|entry| entry.kind == MemoryKind::Usable)
-            .filter_map(|entry| entry.range.intersection(&BOOT_MAPPED));
-        let piece = reachable
-            .flat_map(|range| without(range, image))
+            .filter_map(|range| range.intersection(&BOOT_MAPPED))
+            .flat_map(|range| without(range, image::frames()))
             .max_by_key(PhysRange::bytes)?;
         let start = piece.start.align_up(Size4KiB::BYTES)?;
         Some(Self {
@@ -266,20 +213,88 @@ impl fmt::Display for InitError {
     }
 }
 
+/// The firmware's memory map without what the direct map has no room for and what the CPU cannot address.
+pub(crate) fn reachable(memory_map: Vec<MemoryMapEntry>) -> Vec<MemoryMapEntry> {
+    let end = PhysAddr(DIRECT_MAP_BYTES.min(1 << cpu::physical_address_bits()));
+    let everything = PhysRange::new(PhysAddr(0), end);
+    let mut lost = 0;
+    let kept = memory_map
+        .into_iter()
+        .filter_map(|entry| {
+            let range = entry.range.intersection(&everything);
+            if entry.kind == MemoryKind::Usable {
+                lost += entry.range.bytes() - range.map_or(0, |range| range.bytes());
+            }
+            Some(MemoryMapEntry {
+                range: range?,
+                kind: entry.kind,
+            })
+        })
+        .collect();
+    if lost > 0 {
+        log::warn!(
+            "firmware: {} MiB of RAM lie above {end} and are not used",
+            lost >> 20
+        );
+    }
+    kept
+}
+
+/// The RAM that the firmware leaves to the kernel: entries of other kinds win where the memory map overlaps itself.
+pub(crate) fn usable(memory_map: &[MemoryMapEntry]) -> Vec<PhysRange> {
+    let (usable, others): (Vec<&MemoryMapEntry>, Vec<&MemoryMapEntry>) = memory_map
+        .iter()
+        .partition(|entry| entry.kind == MemoryKind::Usable);
+    let mut ranges: Vec<PhysRange> = usable.into_iter().map(|entry| entry.range).collect();
+    for other in others {
+        ranges = ranges
+            .into_iter()
+            .flat_map(|range| without(range, other.range))
+            .collect();
+    }
+    ranges.sort_unstable();
+    // Usable entries that overlap each other count once.
+    for index in 1..ranges.len() {
+        ranges[index].start = ranges[index].start.max(ranges[index - 1].end);
+        ranges[index].end = ranges[index].end.max(ranges[index].start);
+    }
+    ranges.retain(|range| !range.is_empty());
+    ranges
+}
+
+/// `range`, cut where the memory map changes from one kind to another: those parts may differ in their memory types, which no
+/// large page should cover both.
+fn by_kind<'a>(
+    range: PhysRange,
+    memory_map: &'a [MemoryMapEntry],
+) -> impl Iterator<Item = PhysRange> + use<'a> {
+    let mut cuts: Vec<PhysAddr> = memory_map
+        .iter()
+        .flat_map(|entry| [entry.range.start, entry.range.end])
+        .map(|cut| cut.align_down(Size4KiB::BYTES))
+        .filter(|cut| range.start < *cut && *cut < range.end)
+        .collect();
+    cuts.push(range.end);
+    cuts.sort_unstable();
+    let mut start = range.start;
+    cuts.into_iter()
+        .map(move |end| PhysRange::new(core::mem::replace(&mut start, end), end))
+        .filter(|part| !part.is_empty())
+}
+
 /// Builds the page tables for all of RAM and the image, and loads them.
 ///
 /// # Safety
-/// Called once, on the boot processor, on the tables of `boot/start.s`.
+/// Called once, on the boot processor, on the tables of `boot/start.s`; `usable` is RAM that nobody uses.
 pub(crate) unsafe fn init_tables(
     memory_map: &[MemoryMapEntry],
     ram: &[PhysRange],
+    usable: &[PhysRange],
 ) -> Result<EarlyFrames, InitError> {
-    let parts = image();
-    let whole_image = PhysRange::new(parts[0].0.frames().start, parts[3].0.frames().end);
-    let mut early = EarlyFrames::new(memory_map, whole_image).ok_or(InitError::NoEarlyFrames)?;
+    let mut early = EarlyFrames::new(usable).ok_or(InitError::NoEarlyFrames)?;
     let tables = PageTable::new(DirectMap, &mut early).ok_or(InitError::NoEarlyFrames)?;
 
-    let largest = if super::cpu::has_1gib_pages() {
+    let largest = if cpu::has_1gib_pages() {
         PageSize::Size1GiB
     } else {
         PageSize::Size2MiB
@@ -289,30 +304,28 @@ pub(crate) unsafe fn init_tables(
             .map_range(VirtAddr::new_truncated(start), range, largest, flags, &mut early)
             .map_err(|error| InitError::Map(range, error))
     };
-    let mut mapped = Vec::new();
-    for &block in ram {
-        for block in without(block, VIDEO_WINDOW) {
-            for part in without(block, whole_image) {
-                map(
-                    DIRECT_MAP + part.start.0,
-                    part,
-                    largest,
-                    kernel_flags(true, false),
-                )?;
-            }
-            mapped.push(block);
-        }
+    let mapped: Vec<PhysRange> = ram
+        .iter()
+        .flat_map(|&block| without(block, VIDEO_WINDOW))
+        .collect();
+    for part in mapped
+        .iter()
+        .flat_map(|&block| by_kind(block, memory_map))
+        .flat_map(|part| without(part, image::frames()))
+    {
+        map(DIRECT_MAP + part.start.0, part, largest, kernel_data_flags())?;
     }
-    for (part, flags) in &parts {
-        let frames = part.frames();
+    for image::Part {
+        frames,
+        writable,
+        executable,
+    } in image::parts()
+    {
         // Read-only frames are read-only in the direct map too, and nothing is executable there.
-        map(
-            DIRECT_MAP + frames.start.0,
-            frames,
-            PageSize::Size4KiB,
-            *flags | Flags::NO_EXECUTE,
-        )?;
-        map(IMAGE_OFFSET + frames.start.0, frames, PageSize::Size4KiB, *flags)?;
+        let flags = kernel_flags(writable, false);
+        map(DIRECT_MAP + frames.start.0, frames, PageSize::Size4KiB, flags)?;
+        let flags = kernel_flags(writable, executable);
+        map(image::OFFSET + frames.start.0, frames, PageSize::Size4KiB, flags)?;
     }
 
     // SAFETY: the tables map the running code, its stack and its data as they were.
@@ -338,29 +351,18 @@ unsafe fn load_root(root: PhysAddr) {
 /// Gives all usable RAM that is not taken yet to the frame allocators of its nodes.
 ///
 /// # Safety
-/// Called once, after [`init_tables`], with the early frames that it gave.
+/// Called once, after [`init_tables`], with the same usable RAM and the early frames that it gave.
 pub(crate) unsafe fn init_frames(
     topology: &Topology,
-    memory_map: &[MemoryMapEntry],
+    usable: &[PhysRange],
     early: EarlyFrames,
 ) -> Result<(), InitError> {
-    let parts = image();
     let taken = [
         PhysRange::new(PhysAddr(0), PhysAddr(LOW_MEMORY)),
-        PhysRange::new(parts[0].0.frames().start, parts[3].0.frames().end),
+        image::frames(),
         early.taken(),
     ];
-    let mut free: Vec<PhysRange> = memory_map
-        .iter()
-        .filter(|entry| entry.kind == MemoryKind::Usable)
-        .map(|entry| entry.range)
-        .collect();
-    for entry in memory_map.iter().filter(|entry| entry.kind != MemoryKind::Usable) {
-        free = free
-            .into_iter()
-            .flat_map(|range| without(range, entry.range))
-            .collect();
-    }
+    let mut free = usable.to_vec();
     for hole in taken {
         free = free.into_iter().flat_map(|range| without(range, hole)).collect();
     }
@@ -394,6 +396,8 @@ pub(crate) fn covers(range: PhysRange) -> bool {
 /// Why device registers could not be mapped.
 #[derive(Debug)]
 pub(crate) enum DeviceError {
+    Ram(PhysRange),
+    NoSuchAddress(PhysRange),
     NoAddressSpace,
     Map(MapError),
 }
@@ -401,6 +405,8 @@ pub(crate) enum DeviceError {
 impl fmt::Display for DeviceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Ram(range) => write!(f, "there is RAM at {range}, not a device"),
+            Self::NoSuchAddress(range) => write!(f, "{range} is beyond what this CPU can address"),
             Self::NoAddressSpace => write!(f, "no address space left for device registers"),
             Self::Map(error) => error.fmt(f),
         }
@@ -410,7 +416,7 @@ impl fmt::Display for DeviceError {
 /// Maps `bytes` bytes of device registers at `start`, uncached.
 ///
 /// # Errors
-/// When there is no memory for page tables or no address space left.
+/// When RAM is at that address or nothing can be, or when there is no memory for page tables or no address space left.
 pub(crate) fn map_device(start: PhysAddr, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
     let page = Size4KiB::BYTES;
     let first = start.align_down(page);
@@ -420,6 +426,15 @@ pub(crate) fn map_device(start: PhysAddr, bytes: usize) -> Result<NonNull<u8>, D
         .and_then(|end| PhysAddr(end).align_up(page));
     let end = end.ok_or(DeviceError::NoAddressSpace)?;
     let range = PhysRange::new(first, end);
+    if MAPPED_RAM
+        .get()
+        .is_some_and(|ram| ram.iter().any(|ram| ram.intersection(&range).is_some()))
+    {
+        return Err(DeviceError::Ram(range));
+    }
+    if range.end.0 > 1 << cpu::physical_address_bits() {
+        return Err(DeviceError::NoSuchAddress(range));
+    }
     let at = NEXT_DEVICE_PAGE.fetch_add(range.bytes(), Ordering::Relaxed);
     if at.checked_add(range.bytes()).is_none_or(|end| end > DEVICES_END) {
         return Err(DeviceError::NoAddressSpace);
@@ -483,6 +498,16 @@ pub(crate) fn allocate_frame<S: FrameSize>(
     Ok(allocation.memory)
 }
 
+/// What program memory leaves to the kernel, in bytes: a kernel that cannot allocate could only stop.
+const KERNEL_RESERVE_BYTES: u64 = 8 << 20;
+
+/// Whether enough is left for the kernel after an allocation from `node`.
+pub(crate) fn kernel_reserve_is_left(node: NodeId) -> bool {
+    let free = |node| frames().stats(node).map_or(0, |stats| stats.free_bytes());
+    free(node) >= KERNEL_RESERVE_BYTES
+        || (0..frames().nodes()).map(NodeId::from).map(free).sum::<u64>() >= KERNEL_RESERVE_BYTES
+}
+
 /// The error when there is no frame on `node` or elsewhere for a page table, or no address space.
 pub(crate) fn no_table_frame(node: NodeId) -> OutOfMemory {
     let (free_bytes, total_bytes) = frames()
@@ -502,7 +527,7 @@ pub(crate) fn is_mapped(address: VirtAddr) -> bool {
     match TABLES.get() {
         Some(tables) => tables.query(address).is_some(),
         // The boot tables map the image's first GiB.
-        None => address.as_u64() >= IMAGE_OFFSET && address.as_u64() < IMAGE_OFFSET + (1 << 30),
+        None => address.as_u64() >= image::OFFSET && address.as_u64() < image::OFFSET + (1 << 30),
     }
 }
 

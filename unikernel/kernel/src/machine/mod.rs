@@ -12,6 +12,7 @@ mod crash;
 mod gate;
 mod heap;
 mod housekeeping;
+mod image;
 mod logger;
 mod memory;
 mod net;

@@ -2,7 +2,7 @@
 
 use core::cell::{Cell, UnsafeCell};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use alloc::sync::Arc;
 use hermit_sync::{InterruptSpinMutex, OnceCell};
@@ -63,8 +63,8 @@ pub(crate) struct PerCpu {
     pub(crate) online: AtomicBool,
 }
 
-// SAFETY: the `Cell`s and `UnsafeCell`s are touched by the owning CPU only (or before it is started), as their users promise;
-// everything that others touch is an atomic or a lock.
+// SAFETY: the `Cell`s and `UnsafeCell`s are written by the owning CPU only, or before it runs. Others read only those that are
+// not written once it runs (its numbers, its counters), the atomics and what is locked.
 unsafe impl Sync for PerCpu {}
 // SAFETY: nothing in it is bound to the CPU that built it.
 unsafe impl Send for PerCpu {}
@@ -139,8 +139,8 @@ static BOOT_CPU: PerCpu = PerCpu::new();
 /// All CPUs' data, by CPU number.
 static ALL: OnceCell<&'static [&'static PerCpu]> = OnceCell::new();
 
-/// The single-CPU view until [`set_all`].
-static BOOT_ONLY: AtomicPtr<PerCpu> = AtomicPtr::new(core::ptr::null_mut());
+/// Whether the boot processor's data are installed.
+static INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// The boot processor's data.
 pub(crate) fn boot_cpu() -> &'static PerCpu {
@@ -154,7 +154,7 @@ pub(crate) fn boot_cpu() -> &'static PerCpu {
 pub(crate) unsafe fn install_boot_cpu() {
     // SAFETY: by the caller.
     unsafe { BOOT_CPU.install() };
-    BOOT_ONLY.store((&raw const BOOT_CPU).cast_mut(), Ordering::Release);
+    INSTALLED.store(true, Ordering::Release);
 }
 
 /// The running CPU's data.
@@ -170,7 +170,7 @@ pub(crate) fn this_cpu() -> &'static PerCpu {
 
 /// Whether [`this_cpu`] may be called.
 pub(crate) fn installed() -> bool {
-    !BOOT_ONLY.load(Ordering::Acquire).is_null()
+    INSTALLED.load(Ordering::Acquire)
 }
 
 /// Publishes the data of all CPUs, in order of their numbers.

@@ -14,8 +14,8 @@ use super::power::{Cause, power_off};
 use super::{clock, crash, gate, percpu, sched, sys};
 use crate::args::{Args, ExitCode};
 
-/// Stack of the main thread, in bytes.
-const MAIN_STACK_BYTES: usize = 8 << 20;
+/// Stack of the main thread, in bytes: four 2 MiB pages, with room for the thread-local values.
+const MAIN_STACK_BYTES: usize = (8 << 20) - (64 << 10);
 
 /// No exit status yet.
 const RUNNING: u32 = u32::MAX;
@@ -64,16 +64,16 @@ pub(crate) fn start(arguments: Vec<String>, linger: Duration) {
         boot_duration: clock::now(),
     };
     assert!(SETTINGS.set(settings).is_ok(), "the program starts once");
-    let entry = Box::new(move || {
+    let mut entry: Option<sched::Entry> = Some(Box::new(move || {
         let arguments = arguments
             .into_iter()
             .map(|argument| &*String::leak(argument))
             .collect();
         let code = __homenode_main(Args::new(name(), arguments));
         end(code.to_u8());
-    });
+    }));
     let cpu = percpu::all()[sys::cpus()[0].index()];
-    if let Err(error) = sched::spawn(Some(Arc::from("main")), cpu, MAIN_STACK_BYTES, true, entry) {
+    if let Err(error) = sched::spawn(Some(Arc::from("main")), cpu, MAIN_STACK_BYTES, true, &mut entry) {
         crash::stop_boot(format_args!("no memory for the main thread: {error}"));
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn end(status: u8) -> ! {
             log::info!("metrics stay up for {} s", linger.as_secs_f32());
             sleep(linger);
         }
-        gate::enter(move || power_off(status, Cause::Program))
+        gate::enter(move || -> ! { power_off(status, Cause::Program) });
     }
     // Another thread ends the program already.
     loop {
@@ -99,7 +99,7 @@ pub(crate) fn end(status: u8) -> ! {
 }
 
 fn sleep(duration: Duration) {
-    let until = clock::now() + duration;
+    let until = clock::now().saturating_add(duration);
     while let Some(left) = until.checked_sub(clock::now()).filter(|left| !left.is_zero()) {
         sched::wait(&AtomicU32::new(0), 0, Some(left));
     }

@@ -120,12 +120,14 @@ pub(crate) fn populate_on(node: NodeId, start: u64, bytes: u64, policy: Policy) 
 /// Backs one 2 MiB page: by a 2 MiB frame, or by 4 KiB frames where there is no such frame or the page is divided already.
 fn populate_page(node: NodeId, page: VirtAddr, policy: Policy) -> Result<(), OutOfMemory> {
     let index = page.as_u64() / Size2MiB::BYTES;
-    let intended = match map_new(node, page, PageSize::Size2MiB, policy, index) {
-        Ok(()) => return Ok(()),
-        Err(NotMapped::NoFrame(error)) => error.node,
-        Err(NotMapped::Divided) => node,
-    };
-    count(intended, NodeCounter::ThpFaultFallback);
+    // Where an earlier call found no more memory, small pages are there already.
+    if memory::tables().query(page).is_none() {
+        match map_new(node, page, PageSize::Size2MiB, policy, index) {
+            Ok(()) => return Ok(()),
+            Err(NotMapped::NoFrame(error)) => count(error.node, NodeCounter::ThpFaultFallback),
+            Err(NotMapped::Divided) => count(node, NodeCounter::ThpFaultFallback),
+        }
+    }
     for small in (page.as_u64()..page.as_u64() + Size2MiB::BYTES).step_by(Size4KiB::BYTES as usize) {
         let small = VirtAddr::new_truncated(small);
         if memory::tables().query(small).is_some() {
@@ -166,6 +168,17 @@ fn map_new(
         .allocate_block(size.order(), policy, node, index)
         .map_err(NotMapped::NoFrame)?;
     let block = allocation.memory;
+    if !memory::kernel_reserve_is_left(allocation.placement.node) {
+        frames.free_block(block);
+        let stats = frames.stats(node);
+        return Err(NotMapped::NoFrame(OutOfMemory {
+            node,
+            order: size.order(),
+            policy,
+            free_bytes: stats.map_or(0, |stats| stats.free_bytes()),
+            total_bytes: stats.map_or(0, |stats| stats.total_bytes),
+        }));
+    }
     // SAFETY: the block is this function's own until it is mapped.
     unsafe { DirectMap.zero(block.range()) };
     match memory::tables().map(

@@ -35,7 +35,6 @@ pub(crate) struct Thread {
     /// The kernel stack's pointer while the thread does not run.
     saved_stack: Cell<u64>,
     entry: Cell<Option<Entry>>,
-    ended: AtomicBool,
     /// The address of the word that it waits on.
     wait_word: AtomicUsize,
     timed_out: AtomicBool,
@@ -147,6 +146,7 @@ core::arch::global_asm!(
     ".section .kernel_entry, \"ax\", @progbits",
     ".balign 16",
     // switch_stacks(save RSP at RDI, load it from RSI): the callee-saved state goes onto the old stack and comes from the new.
+    ".type switch_stacks, @function",
     "switch_stacks:",
     "push %rbx",
     "push %rbp",
@@ -169,7 +169,9 @@ core::arch::global_asm!(
     "pop %rbp",
     "pop %rbx",
     "ret",
+    ".size switch_stacks, . - switch_stacks",
     // The first switch to a thread returns here, on its kernel stack: leave the gate for its program stack.
+    ".type thread_start, @function",
     "thread_start:",
     "call {thread_started}",
     "mov %rax, %rsp",
@@ -180,6 +182,7 @@ core::arch::global_asm!(
     "push %rbp",
     "call {thread_main}",
     "ud2",
+    ".size thread_start, . - thread_start",
     ".text",
     gate_depth = const offset::GATE_DEPTH,
     thread_started = sym thread_started,
@@ -187,20 +190,21 @@ core::arch::global_asm!(
     options(att_syntax)
 );
 
+// The whole frame is taken off, so that `thread_start` begins at the stack's top, aligned as before a call.
+const _: () = assert!(size_of::<FirstSwitch>() == 64);
+
 unsafe extern "C" {
     fn switch_stacks(save: *mut u64, load: u64);
     fn thread_start();
 }
 
-/// The words below a new thread's start address, in the order in which `switch_stacks` takes them.
-#[repr(C)]
+/// The words at the top of a new thread's kernel stack, in the order in which `switch_stacks` takes them.
+#[repr(C, align(16))]
 struct FirstSwitch {
     mxcsr: u32,
     x87_control: u32,
     callee_saved: [u64; 6],
     return_to: u64,
-    /// Keeps the stack pointer aligned as after a call.
-    padding: u64,
 }
 
 impl Thread {
@@ -220,7 +224,6 @@ impl Thread {
             program_stack,
             saved_stack: Cell::new(0),
             entry: Cell::new(entry),
-            ended: AtomicBool::new(false),
             wait_word: AtomicUsize::new(0),
             timed_out: AtomicBool::new(false),
             deadline_ns: AtomicU64::new(0),
@@ -263,7 +266,7 @@ pub(crate) fn adopt_idle(cpu: &'static PerCpu, kernel_stack: KernelStack) {
     }
 }
 
-/// Makes a thread ready on `cpu`.
+/// Makes a thread ready on `cpu` that runs `entry`, which is taken if all goes well.
 ///
 /// # Errors
 /// When the node of `cpu` and its neighbours have no memory for the stacks.
@@ -272,7 +275,7 @@ pub(crate) fn spawn(
     cpu: &'static PerCpu,
     stack_bytes: usize,
     main: bool,
-    entry: Entry,
+    entry: &mut Option<Entry>,
 ) -> Result<ThreadId, OutOfMemory> {
     let id = if main {
         ThreadId::MAIN
@@ -289,7 +292,7 @@ pub(crate) fn spawn(
         cpu.cpu.get(),
         kernel_stack,
         Some(program_stack),
-        Some(entry),
+        entry.take(),
     );
     let first = (top as usize - size_of::<FirstSwitch>()) as *mut FirstSwitch;
     // SAFETY: the top of a kernel stack that nothing else uses yet.
@@ -299,7 +302,6 @@ pub(crate) fn spawn(
             x87_control: 0x37f,
             callee_saved: [0; 6],
             return_to: thread_start as *const () as u64,
-            padding: 0,
         });
     }
     thread.saved_stack.set(first as u64);
@@ -385,9 +387,6 @@ extern "C" fn thread_main() -> ! {
 fn end_current() -> ! {
     interrupts::disable();
     let cpu = this_cpu();
-    if let Some(thread) = cpu.current() {
-        thread.ended.store(true, Ordering::Relaxed);
-    }
     ENDED.fetch_add(1, Ordering::Relaxed);
     switch_to_next(cpu);
     unreachable!("an ended thread does not run again")

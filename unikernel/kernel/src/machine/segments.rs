@@ -72,23 +72,26 @@ impl Segments {
         self.task_state.interrupt_stacks[stack as usize - 1] = top;
     }
 
-    /// Loads these tables on the running CPU.
+    /// Loads the tables at `this` on the running CPU.
     ///
     /// # Safety
-    /// Each interrupt stack is set to the top of mapped memory that nothing else uses, and stays so.
-    pub(crate) unsafe fn load(&'static mut self) {
-        let base = &raw const self.task_state as u64;
-        let limit = size_of::<TaskState>() as u64 - 1;
-        // An available 64-bit task state segment (Intel SDM volume 3, 8.2.3).
-        self.descriptors[2] = limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
-        self.descriptors[3] = base >> 32;
-        let pointer = DescriptorTablePointer {
-            limit: (size_of::<[u64; 4]>() - 1) as u16,
-            base: VirtAddr::from_ptr(self.descriptors.as_ptr()),
-        };
-        // SAFETY: the descriptors are static and valid; the code selector is the one that the CPU runs with already.
+    /// They are static and this CPU's own, nobody has a reference to them, and each interrupt stack is set to the top of mapped
+    /// memory that nothing else uses, and stays so.
+    pub(crate) unsafe fn load(this: *mut Self) {
+        // SAFETY: by the caller; no reference is made, since the CPU writes to the descriptors as well.
         unsafe {
+            let base = &raw const (*this).task_state as u64;
+            let limit = size_of::<TaskState>() as u64 - 1;
+            // An available 64-bit task state segment (Intel SDM volume 3, 8.2.3).
+            (*this).descriptors[2] =
+                limit | (base & 0xff_ffff) << 16 | 0x89 << 40 | (base >> 24 & 0xff) << 56;
+            (*this).descriptors[3] = base >> 32;
+            let pointer = DescriptorTablePointer {
+                limit: (size_of::<[u64; 4]>() - 1) as u16,
+                base: VirtAddr::from_ptr(&raw const (*this).descriptors),
+            };
             lgdt(&pointer);
+            // The code selector is the one that the CPU runs with already.
             CS::set_reg(Selector(CODE_SELECTOR));
             load_tss(Selector(TSS_SELECTOR));
         }

@@ -5,15 +5,15 @@ use core::mem::size_of;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use core::{fmt, hint};
+use core::{fmt, hint, slice};
 
 use alloc::vec::Vec;
 use homenode_metrics::{CpuCounters, NodeCounters};
 use homenode_mm::{FrameSize, Order, OutOfMemory, Policy, Size4KiB};
-use homenode_topology::{ApicId, CpuId, MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
+use homenode_topology::{ApicId, CpuId, NodeId, PhysAddr, PhysRange, Topology};
 
 use super::percpu::{self, PerCpu};
-use super::segments::InterruptStack;
+use super::segments::{InterruptStack, Segments};
 use super::stacks::{KernelStack, TrapStacks};
 use super::traps::{self, vector};
 use super::{apic, clock, cpu, memory, sched};
@@ -44,7 +44,6 @@ pub(crate) enum StartError {
     NoLowMemory,
     Interrupt(ApicId, apic::IpiError),
     Silent(CpuId, ApicId),
-    NoBootCpu(ApicId),
 }
 
 impl fmt::Display for StartError {
@@ -59,10 +58,6 @@ impl fmt::Display for StartError {
                 f,
                 "CPU {cpu} (APIC id {apic_id}) did not start within {} s",
                 ANSWER_TIMEOUT.as_secs()
-            ),
-            Self::NoBootCpu(apic_id) => write!(
-                f,
-                "the MADT lists no enabled CPU with APIC id {apic_id}, which is the boot processor's"
             ),
         }
     }
@@ -126,7 +121,10 @@ pub(crate) unsafe fn install_boot_cpu() {
 /// Gives every CPU its data, its stacks and its counters, on its own node, and sets the boot processor's up.
 ///
 /// # Errors
-/// When there is no memory for them, or when the topology lacks the boot processor.
+/// When there is no memory for them.
+///
+/// # Panics
+/// If the topology lacks the boot processor.
 ///
 /// # Safety
 /// Called once, on the boot processor.
@@ -139,7 +137,7 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
             boot = Some(percpu::boot_cpu());
             percpu::boot_cpu()
         } else {
-            on_node(description.node, PerCpu::new())?
+            &on_node(description.node, 1, PerCpu::new)?[0]
         };
         cpu.cpu.set(description.id);
         cpu.apic_id.set(description.apic_id);
@@ -147,7 +145,7 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
         prepare_one(cpu, topology.nodes().len())?;
         all.push(cpu);
     }
-    let boot = boot.ok_or(StartError::NoBootCpu(boot_apic_id))?;
+    let boot = boot.expect("the boot processor is one of the topology's");
     percpu::set_all(Vec::leak(all));
     // SAFETY: the boot processor, whose stacks have just been set.
     unsafe { load(boot) };
@@ -155,31 +153,40 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
     Ok(boot)
 }
 
-/// Puts `value` into frames of `node`, or of its neighbours, for good.
-fn on_node<T: Send + Sync>(node: NodeId, value: T) -> Result<&'static T, OutOfMemory> {
+/// Puts `count` values into frames of `node`, or of its neighbours, for good.
+fn on_node<T: Send + Sync>(
+    node: NodeId,
+    count: usize,
+    value: impl Fn() -> T,
+) -> Result<&'static [T], OutOfMemory> {
+    let bytes = (size_of::<T>() * count) as u64;
     let order = Order::all()
-        .find(|order| order.bytes() >= size_of::<T>() as u64)
+        .find(|order| order.bytes() >= bytes)
         .expect("per-CPU data is smaller than the largest block");
     let allocation = memory::frames().allocate_block(order, Policy::Local, node, 0)?;
     let place = memory::direct_map(allocation.memory.start()).cast::<T>();
-    // SAFETY: a fresh block, large and aligned enough, never freed.
+    // SAFETY: a fresh block, large and aligned enough for all values, never freed.
     unsafe {
-        place.write(value);
-        Ok(&*place)
+        for index in 0..count {
+            place.add(index).write(value());
+        }
+        Ok(slice::from_raw_parts(place, count))
     }
 }
 
 fn prepare_one(cpu: &'static PerCpu, nodes: usize) -> Result<(), OutOfMemory> {
     let node = cpu.node.get();
-    let node_counters: Vec<NodeCounters> = (0..nodes).map(|_| NodeCounters::new()).collect();
-    cpu.counters
-        .set(Some(on_node(node, CpuCounters::new(Vec::leak(node_counters)))?));
+    let node_counters = on_node(node, nodes, NodeCounters::new)?;
+    let [counters] = on_node(node, 1, || CpuCounters::new(node_counters))? else {
+        unreachable!("one value was asked for");
+    };
+    cpu.counters.set(Some(counters));
 
     let stacks = TrapStacks::new(node)?;
     cpu.trap_stacks_bottom.set(stacks.bottom());
     cpu.trap_stacks_top.set(stacks.top(TrapStacks::EMERGENCY));
     cpu.emergency_stack_top.set(stacks.top(TrapStacks::EMERGENCY));
-    // SAFETY: the CPU does not use these tables yet.
+    // SAFETY: nobody else has a reference. The boot processor's table is in use, but no exception comes from here.
     let segments = unsafe { &mut *cpu.segments.get() };
     for (index, stack) in (0..).zip(InterruptStack::ALL) {
         segments.set_stack(stack, stacks.top(index));
@@ -196,26 +203,27 @@ fn prepare_one(cpu: &'static PerCpu, nodes: usize) -> Result<(), OutOfMemory> {
 ///
 /// # Safety
 /// `cpu` is the running CPU's data, and prepared.
-unsafe fn load(cpu: &'static PerCpu) {
+unsafe fn load(this: &'static PerCpu) {
     // SAFETY: by the caller.
     unsafe {
-        (*cpu.segments.get()).load();
+        Segments::load(this.segments.get());
         // Loading segment registers may clear the bases.
-        cpu.install();
+        this.install();
         traps::install();
     }
+    cpu::enable_machine_checks();
 }
 
 /// Starts all CPUs but the running one, all at once, and waits until they run.
 ///
 /// # Errors
 /// When one does not answer.
-pub(crate) fn start(boot: &'static PerCpu, memory_map: &[MemoryMapEntry]) -> Result<(), StartError> {
+pub(crate) fn start(boot: &'static PerCpu, usable: &[PhysRange]) -> Result<(), StartError> {
     let others = || percpu::all().iter().copied().filter(|cpu| !ptr::eq(*cpu, boot));
     if others().next().is_none() {
         return Ok(());
     }
-    let page = trampoline_page(memory_map).ok_or(StartError::NoLowMemory)?;
+    let page = trampoline_page(usable).ok_or(StartError::NoLowMemory)?;
     let entries: Vec<ApEntry> = others()
         .map(|cpu| ApEntry {
             apic_id: cpu.apic_id.get().0,
@@ -286,12 +294,11 @@ fn pause(duration: Duration) {
 }
 
 /// The highest usable page below 640 KiB: real mode reaches no further than 1 MiB.
-fn trampoline_page(memory_map: &[MemoryMapEntry]) -> Option<PhysAddr> {
+fn trampoline_page(usable: &[PhysRange]) -> Option<PhysAddr> {
     let reachable = PhysRange::new(PhysAddr(Size4KiB::BYTES), PhysAddr(0xa_0000));
-    memory_map
+    usable
         .iter()
-        .filter(|entry| entry.kind == MemoryKind::Usable)
-        .filter_map(|entry| entry.range.intersection(&reachable))
+        .filter_map(|range| range.intersection(&reachable))
         .filter_map(|range| {
             let page = PhysAddr(range.end.0 - 1).align_down(Size4KiB::BYTES);
             let page = if page + Size4KiB::BYTES > range.end {

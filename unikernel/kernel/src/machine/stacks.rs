@@ -7,7 +7,7 @@ use core::mem::size_of;
 use core::ptr::{self, NonNull};
 
 use hermit_sync::SpinMutex;
-use homenode_mm::{FrameSize, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr};
+use homenode_mm::{Frame, FrameSize, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr, VirtRange};
 use homenode_topology::NodeId;
 
 use super::memory::{self, KERNEL_STACKS};
@@ -215,8 +215,7 @@ impl ProgramStack {
         let stack_bytes = (bytes as u64)
             .checked_add(above)
             .and_then(|bytes| bytes.checked_next_multiple_of(Size2MiB::BYTES));
-        let reserved_bytes =
-            stack_bytes.and_then(|bytes| bytes.checked_add(PROGRAM_STACK_GUARD_BYTES));
+        let reserved_bytes = stack_bytes.and_then(|bytes| bytes.checked_add(PROGRAM_STACK_GUARD_BYTES));
         let (Some(stack_bytes), Some(reserved_bytes)) = (stack_bytes, reserved_bytes) else {
             return Err(memory::no_table_frame(node));
         };
@@ -294,7 +293,7 @@ pub(crate) fn thread_local_base() -> *mut u8 {
     let base: *mut u8;
     // SAFETY: program code runs only on threads whose FS points at a control block.
     unsafe {
-        core::arch::asm!("mov {}, fs:[0]", out(reg) base, options(nostack, pure, readonly, preserves_flags))
+        core::arch::asm!("mov {}, fs:[0]", out(reg) base, options(nostack, pure, readonly, preserves_flags));
     };
     base
 }

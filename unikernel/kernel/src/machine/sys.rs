@@ -57,8 +57,10 @@ pub(crate) fn spawn(
         stack_bytes,
     } = spec;
     let target = *percpu::all().get(cpu.index()).ok_or(SpawnError::NoSuchCpu(cpu))?;
-    gate::enter(move || sched::spawn(name, target, stack_bytes, false, entry))
-        .map_err(|_| SpawnError::OutOfMemory { stack_bytes })
+    // On failure the entry is dropped here: it is program code.
+    let mut entry = Some(entry);
+    let spawned = gate::enter(|| sched::spawn(name, target, stack_bytes, false, &mut entry));
+    spawned.map_err(|_| SpawnError::OutOfMemory { stack_bytes })
 }
 
 pub(crate) fn current_thread() -> ThreadId {

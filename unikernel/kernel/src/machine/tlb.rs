@@ -35,7 +35,9 @@ pub(crate) fn flush_all_cpus() {
         let sent = apic.send_ipi(cpu.apic_id.get(), vector::FLUSH);
         assert!(sent.is_ok(), "an online CPU can be interrupted");
     }
-    this.count(CpuCounter::TlbRemoteFlush);
+    if others().next().is_some() {
+        this.count(CpuCounter::TlbRemoteFlush);
+    }
     memory::flush_tlb();
     this.count(CpuCounter::TlbLocalFlushAll);
     while MISSING.load(Ordering::Acquire) != 0 {

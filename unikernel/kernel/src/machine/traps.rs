@@ -1,6 +1,8 @@
 //! Exceptions and interrupts: the table, the entry from `traps.s`, and what each vector does.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use hermit_sync::OnceCell;
+
 use homenode_metrics::CpuCounter;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
@@ -82,6 +84,9 @@ pub(crate) struct TrapFrame {
 
 static TABLE: OnceCell<[Gate; 256]> = OnceCell::new();
 
+/// Which unexpected vectors have been reported.
+static SEEN: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
+
 /// Loads the interrupt table on the running CPU.
 ///
 /// # Safety
@@ -155,10 +160,12 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
         vector::PAGE_FAULT => crash::exception(frame, Some(Cr2::read_raw()), in_kernel),
         exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, None, in_kernel),
         unexpected => {
-            log::warn!(
-                "interrupt {unexpected:#x} on CPU {} came from no known source",
-                cpu.cpu.get()
-            );
+            if !SEEN[usize::from(unexpected)].swap(true, Ordering::Relaxed) {
+                log::warn!(
+                    "interrupt {unexpected:#x} on CPU {} came from no known source; said once",
+                    cpu.cpu.get()
+                );
+            }
             apic::local().eoi();
         }
     }

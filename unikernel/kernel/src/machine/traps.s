@@ -50,6 +50,7 @@ trap_stubs:
 .set RED_ZONE, 128
 .set NEEDED_BYTES, 8192             # what a handler may need; less room than this is an overflow
 
+.type land, @function
 land:
     push_registers
     mov %gs:{kernel_stack_bottom}, %rax
@@ -85,6 +86,9 @@ land:
     mov %rdx, %rsp
     jmp handle
 
+.size land, . - land
+
+.type stay, @function
 stay:
     push_registers
 
@@ -116,6 +120,7 @@ handle:
     pop %rax
     add $16, %rsp
     iretq
+.size stay, . - stay
 
 .section .rodata
 .balign 4

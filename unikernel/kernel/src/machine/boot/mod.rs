@@ -89,20 +89,22 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
         log::debug!("memory map: {} {:?}", entry.range, entry.kind);
     }
 
-    let ram = ram_blocks(&boot.memory_map);
+    let memory_map = memory::reachable(boot.memory_map);
+    let usable = memory::usable(&memory_map);
+    let ram = ram_blocks(&memory_map);
     let ram_bytes: u64 = ram.iter().map(PhysRange::bytes).sum();
     // SAFETY: called once, on the boot tables.
-    let early = unsafe { memory::init_tables(&boot.memory_map, &ram) }.or_stop();
+    let early = unsafe { memory::init_tables(&memory_map, &ram, &usable) }.or_stop();
     log::info!("page tables: {} MiB of RAM in the direct map", ram_bytes >> 20);
 
-    let tables = Tables::read(boot.rsdp, &firmware_memory);
+    let tables = Tables::read(boot.rsdp, &|range| firmware_memory(range, &usable));
     if let Some(sleep) = tables.s5 {
         power::set_sleep(sleep);
     }
     let topology = read_topology(&tables, ram, &command_line, apic::this_cpu_id());
     log::info!("topology: {topology}");
     // SAFETY: called once, with the early frames.
-    unsafe { memory::init_frames(topology, &boot.memory_map, early) }.or_stop();
+    unsafe { memory::init_frames(topology, &usable, early) }.or_stop();
 
     let local_apic = apic::init().or_stop();
     local_apic.init_this_cpu(apic::Vectors {
@@ -115,7 +117,7 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
 
     // SAFETY: called once, on the boot processor.
     let boot_cpu = unsafe { smp::prepare(topology) }.or_stop();
-    smp::start(boot_cpu, &boot.memory_map).or_stop();
+    smp::start(boot_cpu, &usable).or_stop();
     log::info!("CPUs: {} of {} run", percpu::all().len(), topology.cpus().len());
 
     let keeper = Keeper::choose(percpu::all(), command_line.housekeeping).or_stop();
@@ -128,10 +130,15 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
     sched::enter_idle(boot_cpu)
 }
 
-/// The bytes of a physical range, for those who read the firmware's tables.
-fn firmware_memory(range: PhysRange) -> Option<&'static [u8]> {
-    // SAFETY: covered by the direct map; the firmware's tables do not change.
-    memory::covers(range)
+/// The first mebibyte, which the kernel leaves to the firmware.
+const FIRMWARE_LOW: PhysRange = PhysRange::new(PhysAddr(0), PhysAddr(1 << 20));
+
+/// The bytes of a physical range, for those who read the firmware's tables: RAM that the firmware has kept for itself.
+fn firmware_memory(range: PhysRange, usable: &[PhysRange]) -> Option<&'static [u8]> {
+    let is_low = range.intersection(&FIRMWARE_LOW) == Some(range);
+    let is_kept = is_low || usable.iter().all(|usable| usable.intersection(&range).is_none());
+    // SAFETY: covered by the direct map; the kernel never hands it out, and the firmware's tables do not change.
+    (is_kept && memory::covers(range))
         .then(|| unsafe { slice::from_raw_parts(memory::direct_map(range.start), range.bytes() as usize) })
 }
 
@@ -143,7 +150,7 @@ fn read_topology(
     command_line: &CommandLine,
     running: ApicId,
 ) -> &'static Topology {
-    let apic_ids = match tables.madt.map(Madt::parse) {
+    let mut apic_ids: Vec<ApicId> = match tables.madt.map(Madt::parse) {
         Some(Ok(madt)) => {
             for skip in &madt.skipped {
                 log::warn!("firmware: {skip}");
@@ -160,6 +167,12 @@ fn read_topology(
         }
     };
     let firmware = Firmware::from_tables(tables.srat, tables.slit, tables.hmat);
+    if !apic_ids.contains(&running) {
+        log::warn!(
+            "firmware: the MADT does not list the boot processor, APIC id {running}; it is used as CPU 0"
+        );
+        apic_ids.insert(0, running);
+    }
     let inventory = Inventory::new(apic_ids, ram);
     let words = command_line.numa.iter().map(String::as_str);
     let (topology, notices) = resolve(&inventory, Some(&firmware), words).or_stop();

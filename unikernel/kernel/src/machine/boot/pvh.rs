@@ -1,6 +1,6 @@
 //! What a PVH boot loader hands over (Xen, `xen/include/public/arch-x86/hvm/start_info.h`).
 
-use core::ffi::{CStr, c_char};
+use core::ffi::CStr;
 use core::mem::size_of;
 use core::slice;
 
@@ -35,6 +35,11 @@ struct MapEntry {
     reserved: u32,
 }
 
+/// More entries than any firmware makes.
+const MOST_MAP_ENTRIES: u32 = 4096;
+/// Longer command lines are refused.
+const COMMAND_LINE_BYTES: u64 = 64 << 10;
+
 /// What lies below this address is reachable before the kernel has page tables of its own.
 const REACHABLE: u64 = 4 << 30;
 
@@ -59,8 +64,11 @@ pub(crate) unsafe fn read(address: PhysAddr) -> Result<BootInfo, BootError> {
     if info.version < VERSION_WITH_MEMORY_MAP || info.memory_map_entries == 0 {
         return Err(BootError::StartInfo("it has no memory map"));
     }
+    if info.memory_map_entries > MOST_MAP_ENTRIES {
+        return Err(BootError::StartInfo("its memory map has too many entries"));
+    }
     let map_bytes = u64::from(info.memory_map_entries) * size_of::<MapEntry>() as u64;
-    if !reachable(info.memory_map, map_bytes) {
+    if !reachable(info.memory_map, map_bytes) || !PhysAddr(info.memory_map).is_aligned(8) {
         return Err(BootError::StartInfo("its memory map lies out of reach"));
     }
     // SAFETY: within what is mapped; the boot loader put that many entries there.
@@ -80,9 +88,17 @@ pub(crate) unsafe fn read(address: PhysAddr) -> Result<BootInfo, BootError> {
             kind: memory_kind(entry.kind),
         })
         .collect();
-    let command_line: &[u8] = if reachable(info.command_line, 1) {
-        // SAFETY: the boot loader ends the command line with a zero byte.
-        unsafe { CStr::from_ptr(direct_map(PhysAddr(info.command_line)).cast::<c_char>()) }.to_bytes()
+    let command_line: &[u8] = if reachable(info.command_line, COMMAND_LINE_BYTES) {
+        // SAFETY: within what is mapped; the boot loader's memory is not used before the line has been read.
+        let bytes = unsafe {
+            slice::from_raw_parts(
+                direct_map(PhysAddr(info.command_line)),
+                COMMAND_LINE_BYTES as usize,
+            )
+        };
+        CStr::from_bytes_until_nul(bytes)
+            .map_err(|_| BootError::StartInfo("its command line does not end within 64 KiB"))?
+            .to_bytes()
     } else {
         &[]
     };

@@ -8,15 +8,14 @@
 
 # Sets PAE, SSE, long mode and no-execute, then paging with write protection. CR3 is loaded; clobbers EAX, ECX, EDX.
 .macro enter_long_mode
-    mov %cr4, %eax
-    or $0x620, %eax                 # PAE, OSFXSR, OSXMMEXCPT
+    mov $0x620, %eax                # PAE, OSFXSR, OSXMMEXCPT, and nothing that a boot loader left
     mov %eax, %cr4
     mov $EFER, %ecx
     rdmsr
     or $0x900, %eax                 # LME, NXE
     wrmsr
     mov %cr0, %eax
-    and $0x9ffffffb, %eax           # caches on, no x87 emulation
+    and $0x9ffffff3, %eax           # caches on, no x87 emulation, no task switch
     or $0x80010022, %eax            # PG, WP, NE, MP
     mov %eax, %cr0
 .endm
