@@ -34,7 +34,12 @@ impl Log for Console {
         let mut line = ArrayString::<LINE_BYTES>::new();
         let now = clock::now();
         // An error here means that the line is full: what fits is printed.
-        let _cut = write!(line, "[{:5}.{:06}] ", now.as_secs(), now.subsec_micros());
+        let _cut = if now.is_zero() {
+            // The clock has not been calibrated yet.
+            write!(line, "[{:12}] ", "")
+        } else {
+            write!(line, "[{:5}.{:06}] ", now.as_secs(), now.subsec_micros())
+        };
         let _cut = match record.level() {
             Level::Info => Ok(()),
             level @ (Level::Error | Level::Warn) => write!(line, "{}: ", level.as_str().to_ascii_lowercase()),
