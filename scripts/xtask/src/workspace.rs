@@ -3,16 +3,25 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context as _, Result, bail};
 
-/// The root of the source tree.
+/// The root of the source tree: that of the package which cargo runs, so that checkouts may share a target directory; outside of
+/// cargo, the one that this program was built from.
 pub fn root() -> &'static Path {
-    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest_dir
-        .ancestors()
-        .nth(2)
-        .expect("this crate lies two folders below the root")
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        let running = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let built_from = Some(PathBuf::from(env!("CARGO_MANIFEST_DIR")));
+        [running, built_from]
+            .iter()
+            .flatten()
+            .flat_map(|dir| dir.ancestors())
+            .find(|dir| dir.join("linker/homenode.ld").is_file())
+            .expect("xtask runs in the source tree that it was built from, or in a checkout of it")
+            .to_owned()
+    });
+    &ROOT
 }
 
 /// Cargo's target directory: `CARGO_TARGET_DIR`, or `target` in the source tree.

@@ -40,6 +40,8 @@ pub(crate) fn many_stacks(_: &mut Args) -> ExitCode {
         most.push(running.len());
         ROUND.store(round + 1, Ordering::Relaxed);
         running.into_iter().for_each(JoinHandle::join);
+        // A thread's stack is free a moment after its end is known.
+        thread::sleep(Duration::from_millis(50));
     }
     assert!(
         most[0] > 0 && most.iter().all(|count| *count == most[0]),

@@ -36,6 +36,19 @@ fn memory_and_its_policies() {
 }
 
 #[test]
+fn threads_beyond_the_memory_are_refused() {
+    run(guest(), &["many-stacks"]);
+}
+
+#[test]
+fn cpus_on_a_node_without_memory_use_their_neighbours() {
+    let boot = Boot::application("guest")
+        .machine(2, 4, "512M")
+        .cmdline("numa=node,nodeid=0,cpus=0-1,mem=512M numa=node,nodeid=1,cpus=2-3");
+    run(boot, &["memory"]);
+}
+
+#[test]
 fn sixty_four_cpus() {
     let outcome = run(Boot::application("guest").machine(4, 64, "1G"), &["threads"]);
     outcome.line("nodes: 4, CPUs: 64,");

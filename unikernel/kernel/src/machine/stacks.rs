@@ -197,13 +197,60 @@ const PROGRAM_STACK_GUARD_BYTES: u64 = Size2MiB::BYTES;
 struct StackMemory {
     node: NodeId,
     reservation: NonNull<u8>,
-    reserved_bytes: u64,
+    /// Of the stack, without its guard.
+    bytes: u64,
 }
 
 // SAFETY: whoever holds it owns the memory that it points at, whatever CPU that is on.
 unsafe impl Send for StackMemory {}
 
 static PROGRAM_STACK_POOL: SpinMutex<Vec<StackMemory>> = SpinMutex::new(Vec::new());
+
+impl StackMemory {
+    /// `bytes` bytes of stack on `node`, and the guard below it.
+    fn new(node: NodeId, bytes: u64) -> Result<Self, OutOfMemory> {
+        let reserved_bytes = PROGRAM_STACK_GUARD_BYTES + bytes;
+        let reservation =
+            program_memory::reserve(reserved_bytes as usize).ok_or_else(|| memory::no_table_frame(node))?;
+        let memory = Self {
+            node,
+            reservation,
+            bytes,
+        };
+        program_memory::populate_on(node, memory.bottom(), bytes, Policy::Local)
+            .inspect_err(|_| memory.release())?;
+        Ok(memory)
+    }
+
+    fn bottom(self) -> u64 {
+        self.reservation.as_ptr() as u64 + PROGRAM_STACK_GUARD_BYTES
+    }
+
+    /// Gives it back to other uses.
+    fn release(self) {
+        program_memory::release(
+            self.reservation.as_ptr() as u64,
+            PROGRAM_STACK_GUARD_BYTES + self.bytes,
+        );
+    }
+}
+
+/// Takes program memory by `take`; if there is none, gives back what is kept for future threads and tries again. Inside the gate.
+///
+/// # Errors
+/// What `take` says the last time.
+pub(crate) fn with_unused_stacks_released<T>(
+    take: impl Fn() -> Result<T, OutOfMemory>,
+) -> Result<T, OutOfMemory> {
+    take().or_else(|error| {
+        let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
+        if unused.is_empty() {
+            return Err(error);
+        }
+        unused.into_iter().for_each(StackMemory::release);
+        take()
+    })
+}
 
 impl ProgramStack {
     /// A stack on `node` with room for `bytes` bytes and the thread-local values.
@@ -214,31 +261,19 @@ impl ProgramStack {
         let above = thread_local_bytes() + size_of::<ThreadControl>() as u64;
         let stack_bytes = (bytes as u64)
             .checked_add(above)
-            .and_then(|bytes| bytes.checked_next_multiple_of(Size2MiB::BYTES));
-        let reserved_bytes = stack_bytes.and_then(|bytes| bytes.checked_add(PROGRAM_STACK_GUARD_BYTES));
-        let (Some(stack_bytes), Some(reserved_bytes)) = (stack_bytes, reserved_bytes) else {
-            return Err(memory::no_table_frame(node));
-        };
+            .and_then(|bytes| bytes.checked_next_multiple_of(Size2MiB::BYTES))
+            .filter(|bytes| *bytes <= program_memory::END)
+            .ok_or_else(|| memory::no_table_frame(node))?;
         let unused = {
             let mut pool = PROGRAM_STACK_POOL.lock();
-            let fitting = |stack: &StackMemory| stack.node == node && stack.reserved_bytes == reserved_bytes;
+            let fitting = |stack: &StackMemory| stack.node == node && stack.bytes == stack_bytes;
             pool.iter().position(fitting).map(|index| pool.swap_remove(index))
         };
         let stack = match unused {
             Some(memory) => Self(memory),
-            None => {
-                let reservation = program_memory::reserve(reserved_bytes as usize)
-                    .ok_or_else(|| memory::no_table_frame(node))?;
-                let start = reservation.as_ptr() as u64;
-                let bottom = start + PROGRAM_STACK_GUARD_BYTES;
-                program_memory::populate_on(node, bottom, stack_bytes, Policy::Local)
-                    .inspect_err(|_| program_memory::release(start, reserved_bytes))?;
-                Self(StackMemory {
-                    node,
-                    reservation,
-                    reserved_bytes,
-                })
-            }
+            None => Self(with_unused_stacks_released(|| {
+                StackMemory::new(node, stack_bytes)
+            })?),
         };
         let control = stack.thread_pointer() as *mut ThreadControl;
         let thread_locals = (stack.thread_pointer() - thread_local_bytes()) as *mut u8;
@@ -256,7 +291,7 @@ impl ProgramStack {
     }
 
     fn bottom(&self) -> u64 {
-        self.0.reservation.as_ptr() as u64 + PROGRAM_STACK_GUARD_BYTES
+        self.0.bottom()
     }
 
     /// The address behind the stack proper.
@@ -271,7 +306,7 @@ impl ProgramStack {
 
     /// What FS holds while the thread runs.
     pub(crate) fn thread_pointer(&self) -> u64 {
-        self.0.reservation.as_ptr() as u64 + self.0.reserved_bytes - size_of::<ThreadControl>() as u64
+        self.0.bottom() + self.0.bytes - size_of::<ThreadControl>() as u64
     }
 
     /// Whether `address` lies in the guard below the stack.

@@ -114,7 +114,10 @@ pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
 /// # Safety
 /// The range lies in one reservation.
 pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize, policy: Policy) -> Result<(), OutOfMemory> {
-    program_memory::populate(start.as_ptr() as u64, bytes as u64, policy)
+    let start = start.as_ptr() as u64;
+    gate::enter(move || {
+        stacks::with_unused_stacks_released(|| program_memory::populate(start, bytes as u64, policy))
+    })
 }
 
 /// # Safety

@@ -1,0 +1,112 @@
+//! Small benchmarks of what a parallel program asks of its kernel: memory, threads, synchronisation.
+//!
+//! Each benchmark does some work to warm up, then puts a [phase marker](homenode::phase) on either side of the measured work, and
+//! prints `phase NN NAME ops=K cpus=C`. An instruction counter outside of the machine does the rest; there are no clocks here. A phase
+//! ends when all that its operations have begun is done: threads have ended, and memory is given back.
+//!
+//! The same source runs on the bare machine and on Linux. What Homenode can not do yet runs on Linux alone, and is skipped by name
+//! elsewhere.
+#![cfg_attr(not(feature = "hosted"), no_std)]
+
+extern crate alloc;
+
+#[cfg(feature = "hosted")]
+mod linux;
+mod memory;
+mod message;
+mod options;
+mod synchronization;
+mod team;
+mod threads;
+
+use core::fmt;
+
+use homenode::mem::RegionError;
+use homenode::thread::SpawnError;
+use homenode::{Args, ExitCode, eprintln, print, println};
+
+use options::{Group, Options, Request, USAGE};
+
+/// The status after a command line that can not be obeyed.
+const USAGE_STATUS: u8 = 2;
+
+/// The status when there is no memory for a benchmark.
+const MEMORY_STATUS: u8 = 3;
+
+/// Does what `args` ask for.
+pub fn run(args: Args) -> ExitCode {
+    let options = match Options::parse(args) {
+        Ok(Request::Run(options)) => options,
+        Ok(Request::Help) => {
+            println!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Request::List) => {
+            for group in Group::ALL {
+                print!("{}:", group.name());
+                group.phases().iter().for_each(|phase| print!(" {phase}"));
+                println!();
+            }
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("error: {error}\n\n{USAGE}");
+            return ExitCode::from(USAGE_STATUS);
+        }
+    };
+    for group in options.groups {
+        if let Err(error) = run_group(group, options.threads) {
+            eprintln!("error: {}: {error}", group.name());
+            return ExitCode::from(MEMORY_STATUS);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn run_group(group: Group, threads: usize) -> Result<(), Failure> {
+    match group {
+        Group::Faults => memory::faults(threads),
+        Group::Unmap => memory::unmap(threads),
+        Group::Grid => memory::grid(),
+        Group::Threads => threads::create_join(threads),
+        Group::Exit => threads::exit(),
+        Group::Barrier => synchronization::barrier(threads),
+        Group::Mutex => synchronization::mutex(threads),
+        Group::Alloc => memory::alloc(threads),
+        Group::Message => message::round_trips(),
+    }
+}
+
+/// Says that a benchmark is left out here, and why.
+#[cfg(not(feature = "hosted"))]
+fn skip(name: &str, reason: &str) {
+    println!("skipped {name}: {reason}");
+}
+
+/// Why a benchmark could not run.
+#[derive(Debug)]
+enum Failure {
+    Memory(RegionError),
+    Thread(SpawnError),
+}
+
+impl From<RegionError> for Failure {
+    fn from(error: RegionError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<SpawnError> for Failure {
+    fn from(error: SpawnError) -> Self {
+        Self::Thread(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(error) => error.fmt(f),
+            Self::Thread(error) => error.fmt(f),
+        }
+    }
+}

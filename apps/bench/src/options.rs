@@ -1,0 +1,250 @@
+//! The command line.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+
+use getargs::{Arg, Options as Words};
+use homenode::thread;
+
+/// How to call the program.
+pub(crate) const USAGE: &str = "\
+usage: bench [OPTION]... GROUP...
+Runs small benchmarks between phase markers, for an instruction counter outside of the machine.
+
+GROUP is all, or one of
+  faults    memory is taken: fault_4k and fault_2m by first touch, populate_2m by asking for it
+  unmap     memory is taken, touched and given back while the other threads compute: unmap_16 (16 pages of 4 KiB), unmap_2m
+            (a page of 2 MiB); protect_16 takes the right to write from 16 pages of 4 KiB and gives it back
+  grid      grid_N_T: N pages of 2 MiB are touched, then T threads are started that read a word of each 10 times
+  threads   thread_create_join: one thread for each CPU is started and joined, again and again
+  exit      thread_exit_T: T blocked threads are woken, end and are joined
+  barrier   all threads meet
+  mutex     all threads want the same lock
+  alloc     alloc_4k: the program's allocator gives and takes back blocks of 4 KiB
+  message   a word goes from the first node to the last and back
+
+      --threads N   threads that take part (default: one for each CPU); grid, exit and message have numbers of their own
+      --list        the phases of each group
+  -h, --help        this text
+Exit status: 0 done, 2 wrong arguments, 3 not enough memory.";
+
+/// The largest number of threads: what a barrier can count.
+const MAX_THREADS: usize = 65_535;
+
+/// Benchmarks that are run together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Taking memory.
+    Faults,
+    /// Giving memory back, and taking rights away.
+    Unmap,
+    /// Few pages, many threads.
+    Grid,
+    /// Starting threads.
+    Threads,
+    /// Ending threads.
+    Exit,
+    /// Meeting.
+    Barrier,
+    /// Excluding each other.
+    Mutex,
+    /// The program's allocator.
+    Alloc,
+    /// Waking each other.
+    Message,
+}
+
+impl Group {
+    /// All groups, in the order in which `all` runs them: the one that needs most memory last.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Faults,
+        Self::Unmap,
+        Self::Threads,
+        Self::Barrier,
+        Self::Mutex,
+        Self::Alloc,
+        Self::Message,
+        Self::Exit,
+        Self::Grid,
+    ];
+
+    /// The group's name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Faults => "faults",
+            Self::Unmap => "unmap",
+            Self::Grid => "grid",
+            Self::Threads => "threads",
+            Self::Exit => "exit",
+            Self::Barrier => "barrier",
+            Self::Mutex => "mutex",
+            Self::Alloc => "alloc",
+            Self::Message => "message",
+        }
+    }
+
+    /// The names of the group's phases.
+    pub(crate) const fn phases(self) -> &'static [&'static str] {
+        match self {
+            Self::Faults => &["fault_4k", "fault_2m", "populate_2m"],
+            Self::Unmap => &["unmap_16", "protect_16", "unmap_2m"],
+            Self::Grid => &["grid_100_100", "grid_100_1000"],
+            Self::Threads => &["thread_create_join"],
+            Self::Exit => &["thread_exit_512", "thread_exit_1024"],
+            Self::Barrier => &["barrier"],
+            Self::Mutex => &["mutex"],
+            Self::Alloc => &["alloc_4k"],
+            Self::Message => &["message"],
+        }
+    }
+
+    fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.name() == name)
+    }
+}
+
+/// What the command line asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// What to run.
+    pub(crate) groups: Vec<Group>,
+    /// How many threads take part.
+    pub(crate) threads: usize,
+}
+
+/// What the program is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Run benchmarks.
+    Run(Options),
+    /// List the benchmarks.
+    List,
+    /// Explain the options.
+    Help,
+}
+
+/// A command line that can not be obeyed: names the words and says what is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UsageError(String);
+
+impl UsageError {
+    fn new(words: &str, problem: &str) -> Self {
+        Self(format!("`{words}`: {problem}"))
+    }
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Options {
+    /// Reads the arguments after the program's name.
+    ///
+    /// # Errors
+    /// When a word is not understood, or no group is named.
+    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request, UsageError> {
+        let mut words = Words::new(words);
+        let mut groups = Vec::new();
+        let mut threads = None;
+        while let Some(word) = words.next_arg().map_err(misused)? {
+            match word {
+                Arg::Long("help") | Arg::Short('h') => return Ok(Request::Help),
+                Arg::Long("list") => return Ok(Request::List),
+                Arg::Long("threads") => {
+                    let value = words.value().map_err(misused)?;
+                    let number = value.parse().ok().filter(|number| (1..=MAX_THREADS).contains(number));
+                    let wrong = || {
+                        let problem = format!("expected a number from 1 to {MAX_THREADS}");
+                        UsageError::new(&format!("--threads {value}"), &problem)
+                    };
+                    threads = Some(number.ok_or_else(wrong)?);
+                }
+                Arg::Long(name) => return Err(UsageError::new(&format!("--{name}"), "no such option")),
+                Arg::Short(name) => return Err(UsageError::new(&format!("-{name}"), "no such option")),
+                Arg::Positional("all") => groups.extend(Group::ALL),
+                Arg::Positional(name) => groups.push(Group::of_name(name).ok_or_else(|| no_group(name))?),
+            }
+        }
+        if groups.is_empty() {
+            return Err(UsageError(String::from("name a group of benchmarks, or all")));
+        }
+        Ok(Request::Run(Self {
+            groups,
+            threads: threads.unwrap_or_else(|| thread::available_parallelism().get()),
+        }))
+    }
+}
+
+fn no_group(name: &str) -> UsageError {
+    let groups = Group::ALL.map(Group::name).join(", ");
+    UsageError::new(name, &format!("no such group; there are all, {groups}"))
+}
+
+/// An option with a value that it does not take, or without one that it needs.
+fn misused(error: getargs::Error<&str>) -> UsageError {
+    match error {
+        getargs::Error::RequiresValue(option) => UsageError::new(&option.to_string(), "needs a value"),
+        getargs::Error::DoesNotRequireValue(option) => UsageError::new(&option.to_string(), "takes no value"),
+        _ => UsageError(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Request, UsageError> {
+        Options::parse(line.split_whitespace())
+    }
+
+    #[test]
+    fn groups_and_threads_are_read() {
+        let run = |groups: &[Group], threads| {
+            Ok(Request::Run(Options {
+                groups: groups.to_vec(),
+                threads,
+            }))
+        };
+        let all_cpus = thread::available_parallelism().get();
+        assert_eq!(parse("faults"), run(&[Group::Faults], all_cpus));
+        assert_eq!(
+            parse("mutex --threads 3 unmap"),
+            run(&[Group::Mutex, Group::Unmap], 3)
+        );
+        assert_eq!(parse("--threads=1 all"), run(&Group::ALL, 1));
+        assert_eq!(parse("--list"), Ok(Request::List));
+        assert_eq!(parse("faults -h"), Ok(Request::Help));
+    }
+
+    #[test]
+    fn errors_name_the_words() {
+        for (line, words) in [
+            ("", "name a group"),
+            ("--threads 2", "name a group"),
+            ("fault", "`fault`"),
+            ("faults --threads", "`--threads`"),
+            ("faults --threads 0", "`--threads 0`"),
+            ("faults --threads 65536", "`--threads 65536`"),
+            ("faults --fast", "`--fast`"),
+            ("-x", "`-x`"),
+            ("--list=all", "`--list`"),
+        ] {
+            let message = parse(line).expect_err(line).to_string();
+            assert!(message.starts_with(words), "{line:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn every_name_is_told_once() {
+        let mut names: Vec<_> = Group::ALL.iter().flat_map(|group| group.phases()).collect();
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+        assert!(Group::ALL.iter().all(|group| USAGE.contains(group.name())));
+    }
+}
