@@ -156,7 +156,10 @@ impl Options {
                 Arg::Long("list") => return Ok(Request::List),
                 Arg::Long("threads") => {
                     let value = words.value().map_err(misused)?;
-                    let number = value.parse().ok().filter(|number| (1..=MAX_THREADS).contains(number));
+                    let number = value
+                        .parse()
+                        .ok()
+                        .filter(|number| (1..=MAX_THREADS).contains(number));
                     let wrong = || {
                         let problem = format!("expected a number from 1 to {MAX_THREADS}");
                         UsageError::new(&format!("--threads {value}"), &problem)

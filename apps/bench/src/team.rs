@@ -1,5 +1,6 @@
 //! Threads that do the same work at the same time, or that compute beside it.
 
+use alloc::vec::Vec;
 use core::hint;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
@@ -55,13 +56,12 @@ pub(crate) fn measure<const NUMBER: u8, R>(
 
 /// Runs `member` on `threads` threads, of which one is told that it is the leader.
 fn together(threads: usize, member: impl Fn(bool) -> Result<(), Failure> + Sync) -> Result<(), Failure> {
+    let member = &member;
     thread::scope(|scope| {
-        let spawn = |number| scope.spawn(|| member(number == 0));
-        let members: alloc::vec::Vec<_> = (0..threads).map(spawn).collect();
-        members
-            .into_iter()
-            .map(thread::ScopedJoinHandle::join)
-            .fold(Ok(()), Result::and)
+        let spawn = |number| scope.spawn(move || member(number == 0));
+        let members: Vec<_> = (0..threads).map(spawn).collect();
+        let results = members.into_iter().map(thread::ScopedJoinHandle::join);
+        results.fold(Ok(()), Result::and)
     })
 }
 
