@@ -97,8 +97,12 @@ fn number(args: &mut Args) -> Result<u64, ExitCode> {
 }
 
 fn exit(args: &mut Args) -> ExitCode {
-    match number(args) {
-        Ok(status) => ExitCode::from(status as u8),
+    match number(args).map(u8::try_from) {
+        Ok(Ok(status)) => ExitCode::from(status),
+        Ok(Err(_)) => {
+            eprintln!("guest: a status is at most 255");
+            ExitCode::from(2)
+        }
         Err(status) => status,
     }
 }

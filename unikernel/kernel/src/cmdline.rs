@@ -103,8 +103,8 @@ pub(crate) enum Error {
     /// There is no such word.
     UnknownWord {
         token: String,
-        /// The word that it resembles most.
-        nearest: &'static str,
+        /// The word that it resembles most, if it resembles any.
+        nearest: Option<&'static str>,
     },
     /// A word's value is missing or wrong.
     BadValue {
@@ -131,11 +131,19 @@ impl fmt::Display for Error {
                     Quoted(token)
                 )
             }
-            Self::UnknownWord { token, nearest } => write!(
-                f,
-                "{}: unknown kernel word: did you mean {nearest}= ? (the program's arguments come after --)",
-                Quoted(token)
-            ),
+            Self::UnknownWord { token, nearest } => {
+                write!(f, "{}: unknown kernel word: ", Quoted(token))?;
+                match nearest {
+                    Some(nearest) => write!(f, "did you mean {nearest}= ?")?,
+                    None => {
+                        f.write_str("there are ")?;
+                        for (index, word) in WORDS.iter().enumerate() {
+                            write!(f, "{}{word}=", if index == 0 { "" } else { ", " })?;
+                        }
+                    }
+                }
+                f.write_str(" (the program's arguments come after --)")
+            }
             Self::BadValue { token, remedy } => write!(f, "{}: write {remedy}", Quoted(token)),
         }
     }
@@ -341,12 +349,14 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// The kernel word that takes the fewest edits to become `word`.
-fn nearest_word(word: &str) -> &'static str {
+/// The kernel word that takes the fewest edits to become `word`, unless that would change more than half of it.
+fn nearest_word(word: &str) -> Option<&'static str> {
     WORDS
         .into_iter()
-        .min_by_key(|known| edit_distance(word, known))
-        .unwrap_or(WORDS[0])
+        .map(|known| (edit_distance(word, known), known))
+        .min()
+        .filter(|(edits, known)| 2 * edits <= known.len())
+        .map(|(_, known)| known)
 }
 
 /// How many characters must be inserted, removed or replaced to turn `from` into `to` (Levenshtein's distance, row by row).
@@ -460,6 +470,18 @@ mod tests {
             assert!(
                 message(wrong).contains(&format!("did you mean {near}=")),
                 "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_word_that_resembles_none_gets_the_list() {
+        for wrong in ["é=1", "heapsize=1", "x"] {
+            assert!(
+                message(wrong)
+                    .contains("there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping= ("),
+                "{}",
+                message(wrong)
             );
         }
     }

@@ -138,6 +138,17 @@ pub(crate) enum WaitOutcome {
     TimedOut,
 }
 
+/// How many interrupts all CPUs have taken since boot, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interrupts {
+    /// The CPUs' own timers.
+    pub timer: u64,
+    /// Other CPUs' requests to look for a thread to run.
+    pub wake: u64,
+    /// Other CPUs' requests to flush the TLB.
+    pub flush: u64,
+}
+
 /// Where console output goes when there is a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
@@ -161,6 +172,7 @@ const _: () = {
     let _: fn() = sys::yield_now;
     let _: fn() -> Duration = sys::monotonic;
     let _: fn() -> Duration = sys::wall_clock;
+    let _: fn() -> Option<Interrupts> = sys::interrupts;
     let _: fn(u8) -> ! = sys::exit;
     let _: fn(Stream, &[u8]) = sys::write_console;
     let _: fn(usize) -> Option<NonNull<u8>> = sys::reserve;

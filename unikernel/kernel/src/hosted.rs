@@ -20,7 +20,7 @@ pub(crate) use futex::{wait, wake};
 pub(crate) use memory::{placement, populate, release, reserve};
 pub(crate) use threads::{current_cpu, current_node, current_thread, spawn, thread_name, yield_now};
 
-use crate::contract::Stream;
+use crate::contract::{Interrupts, Stream};
 use crate::{Args, ExitCode};
 
 /// The status of a program that panicked, the same as that of any Rust program.
@@ -45,6 +45,24 @@ pub(crate) fn monotonic() -> Duration {
 
 pub(crate) fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+pub(crate) fn interrupts() -> Option<Interrupts> {
+    parse_interrupts(&std::fs::read_to_string("/proc/interrupts").ok()?)
+}
+
+/// Sums the rows of `/proc/interrupts` (`proc(5)`; on x86, `arch/x86/kernel/irq.c` names those of the local APIC).
+fn parse_interrupts(table: &str) -> Option<Interrupts> {
+    let row = |name| {
+        let mut words = table.lines().map(str::split_ascii_whitespace);
+        let row = words.find_map(|mut words| (words.next() == Some(name)).then_some(words))?;
+        Some(row.map_while(|word| word.parse::<u64>().ok()).sum())
+    };
+    Some(Interrupts {
+        timer: row("LOC:")?,
+        wake: row("RES:")?,
+        flush: row("TLB:")?,
+    })
 }
 
 pub(crate) fn exit(status: u8) -> ! {
@@ -111,5 +129,24 @@ fn start_log() {
     };
     if log::set_logger(&Logger).is_ok() {
         log::set_max_level(level);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_all_cpus_are_summed() {
+        let table = "           CPU0       CPU1\n  0:   9   8   IO-APIC   2-edge   timer\n\
+                     LOC:   100   23   Local timer interrupts\nRES:   4   5   Rescheduling interrupts\n\
+                     TLB:   0   7   TLB shootdowns\n";
+        let expected = Interrupts {
+            timer: 123,
+            wake: 9,
+            flush: 7,
+        };
+        assert_eq!(parse_interrupts(table), Some(expected));
+        assert_eq!(parse_interrupts("CPU0\n"), None);
     }
 }

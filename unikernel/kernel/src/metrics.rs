@@ -1,8 +1,15 @@
-//! An application's own counters, shown under `/metrics` beside the kernel's.
+//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts, for programs that measure.
 
 use homenode_metrics::AppCounter;
 
+pub use crate::contract::Interrupts;
 use crate::sys;
+
+/// How many interrupts all CPUs have taken since boot; `None` where Linux does not say.
+#[must_use]
+pub fn interrupts() -> Option<Interrupts> {
+    sys::interrupts()
+}
 
 /// A number that only goes up. Made by [`counter!`](crate::metrics::counter).
 pub struct Counter(AppCounter);

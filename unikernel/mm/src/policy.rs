@@ -111,17 +111,4 @@ impl NumaEvent {
     pub const fn index(self) -> usize {
         self as usize
     }
-
-    /// The counter's name, as in Linux's `/proc/vmstat`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Hit => "numa_hit",
-            Self::Miss => "numa_miss",
-            Self::Foreign => "numa_foreign",
-            Self::Interleave => "numa_interleave",
-            Self::Local => "numa_local",
-            Self::Other => "numa_other",
-        }
-    }
 }

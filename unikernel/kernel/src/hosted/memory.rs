@@ -225,6 +225,7 @@ fn out_of_memory(policy: Policy, available: Option<u64>) -> OutOfMemory {
             .iter()
             .map(homenode_topology::Node::memory_bytes)
             .sum(),
+        kept_bytes: 0,
     }
 }
 

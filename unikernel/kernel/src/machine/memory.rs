@@ -499,7 +499,7 @@ pub(crate) fn allocate_frame<S: FrameSize>(
 }
 
 /// What program memory leaves to the kernel, in bytes: a kernel that cannot allocate could only stop.
-const KERNEL_RESERVE_BYTES: u64 = 8 << 20;
+pub(crate) const KERNEL_RESERVE_BYTES: u64 = 8 << 20;
 
 /// Whether enough is left for the kernel after an allocation from `node`.
 pub(crate) fn kernel_reserve_is_left(node: NodeId) -> bool {
@@ -510,16 +510,7 @@ pub(crate) fn kernel_reserve_is_left(node: NodeId) -> bool {
 
 /// The error when there is no frame on `node` or elsewhere for a page table, or no address space.
 pub(crate) fn no_table_frame(node: NodeId) -> OutOfMemory {
-    let (free_bytes, total_bytes) = frames()
-        .stats(node)
-        .map_or((0, 0), |stats| (stats.free_bytes(), stats.total_bytes));
-    OutOfMemory {
-        node,
-        order: Order::MIN,
-        policy: Policy::Local,
-        free_bytes,
-        total_bytes,
-    }
+    frames().out_of_memory(Order::MIN, Policy::Local, node, 0)
 }
 
 /// Whether something is mapped at `address`.

@@ -11,8 +11,9 @@ use hermit_sync::OnceCell;
 use homenode_metrics::ProgramState;
 
 use super::power::{Cause, power_off};
-use super::{clock, crash, gate, percpu, sched, sys};
+use super::{clock, crash, gate, net, percpu, sched, sys};
 use crate::args::{Args, ExitCode};
+use crate::thread;
 
 /// Stack of the main thread, in bytes: four 2 MiB pages, with room for the thread-local values.
 const MAIN_STACK_BYTES: usize = (8 << 20) - (64 << 10);
@@ -86,21 +87,14 @@ pub(crate) fn end(status: u8) -> ! {
     let linger = SETTINGS.get().map_or(Duration::ZERO, |settings| settings.linger);
     if first {
         log::info!("the program ended with status {status}");
-        if !linger.is_zero() {
-            log::info!("metrics stay up for {} s", linger.as_secs_f32());
-            sleep(linger);
+        if !linger.is_zero() && net::is_up() {
+            log::info!("metrics stay up for {} s", linger.as_secs_f64());
+            thread::sleep(linger);
         }
         gate::enter(move || -> ! { power_off(status, Cause::Program) });
     }
     // Another thread ends the program already.
     loop {
-        sleep(Duration::from_secs(3600));
-    }
-}
-
-fn sleep(duration: Duration) {
-    let until = clock::now().saturating_add(duration);
-    while let Some(left) = until.checked_sub(clock::now()).filter(|left| !left.is_zero()) {
-        sched::wait(&AtomicU32::new(0), 0, Some(left));
+        thread::sleep(Duration::from_secs(3600));
     }
 }

@@ -170,13 +170,11 @@ fn map_new(
     let block = allocation.memory;
     if !memory::kernel_reserve_is_left(allocation.placement.node) {
         frames.free_block(block);
-        let stats = frames.stats(node);
+        let refused = frames.out_of_memory(size.order(), policy, node, index);
+        let kept_bytes = memory::KERNEL_RESERVE_BYTES;
         return Err(NotMapped::NoFrame(OutOfMemory {
-            node,
-            order: size.order(),
-            policy,
-            free_bytes: stats.map_or(0, |stats| stats.free_bytes()),
-            total_bytes: stats.map_or(0, |stats| stats.total_bytes),
+            kept_bytes,
+            ..refused
         }));
     }
     // SAFETY: the block is this function's own until it is mapped.

@@ -33,12 +33,19 @@ pub(crate) fn init(tables: &Tables<'_>) {
     if seconds.is_none() {
         warn!("no usable CMOS clock; the wall clock starts at 1970-01-01");
     }
-    BOOT.call_once(|| Duration::from_secs(seconds.unwrap_or(0)).saturating_sub(clock::now()));
+    if let Some(seconds) = seconds {
+        BOOT.call_once(|| Duration::from_secs(seconds).saturating_sub(clock::now()));
+    }
+}
+
+/// The time since 1970-01-01 00:00:00 UTC at which the machine was started, or `None` if no clock told it.
+pub(crate) fn boot_time() -> Option<Duration> {
+    BOOT.get().copied()
 }
 
 /// The time since 1970-01-01 00:00:00 UTC, to the second at boot and advancing with the monotonic clock.
 pub(crate) fn unix_time() -> Duration {
-    BOOT.get().copied().unwrap_or_default() + clock::now()
+    boot_time().unwrap_or_default() + clock::now()
 }
 
 /// The clock's time in seconds since 1970, or `None` if it never settles or makes no sense.

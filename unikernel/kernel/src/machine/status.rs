@@ -15,11 +15,10 @@ pub(crate) struct Kernel;
 
 impl Source for Kernel {
     fn status(&self) -> Status {
-        let uptime = clock::now();
         Status {
             version: env!("CARGO_PKG_VERSION"),
-            uptime,
-            boot_time: Some(rtc::unix_time().saturating_sub(uptime)),
+            uptime: clock::now(),
+            boot_time: rtc::boot_time(),
             boot_duration: program::boot_duration(),
             program: Program {
                 name: program::name().to_string(),

@@ -8,12 +8,13 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use hermit_sync::OnceCell;
+use homenode_metrics::CpuCounter;
 use homenode_mm::{OutOfMemory, PageSize, Policy};
 use homenode_topology::{CpuId, NodeId, Topology};
 
 use super::percpu::{self, this_cpu};
 use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
-use crate::contract::{SpawnError, Stream, ThreadId, ThreadSpec, WaitOutcome};
+use crate::contract::{Interrupts, SpawnError, Stream, ThreadId, ThreadSpec, WaitOutcome};
 
 static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
 
@@ -89,6 +90,16 @@ pub(crate) fn monotonic() -> Duration {
 
 pub(crate) fn wall_clock() -> Duration {
     rtc::unix_time()
+}
+
+pub(crate) fn interrupts() -> Option<Interrupts> {
+    let counters = || percpu::all().iter().filter_map(|cpu| cpu.counters.get());
+    let sum = |counter| counters().map(|counters| counters.get(counter)).sum();
+    Some(Interrupts {
+        timer: sum(CpuCounter::TimerInterrupt),
+        wake: sum(CpuCounter::WakeInterrupt),
+        flush: sum(CpuCounter::FlushInterrupt),
+    })
 }
 
 pub(crate) fn exit(status: u8) -> ! {

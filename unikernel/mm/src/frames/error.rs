@@ -17,10 +17,12 @@ pub struct OutOfMemory {
     pub order: Order,
     /// The policy that was asked by.
     pub policy: Policy,
-    /// The bytes that are free in smaller blocks, on the nodes that the policy allows.
+    /// The bytes that are free, on the nodes that the policy allows: in smaller blocks, or kept for the kernel.
     pub free_bytes: u64,
     /// The bytes that the allocator manages on those nodes, free or not.
     pub total_bytes: u64,
+    /// The bytes that the caller leaves to the kernel on all nodes together; 0 if it would have taken any.
+    pub kept_bytes: u64,
 }
 
 impl fmt::Display for OutOfMemory {
@@ -31,6 +33,7 @@ impl fmt::Display for OutOfMemory {
             policy,
             free_bytes,
             total_bytes,
+            kept_bytes,
         } = *self;
         f.write_str("out of memory: ")?;
         match policy {
@@ -46,10 +49,12 @@ impl fmt::Display for OutOfMemory {
             }
         }
         let (free, total) = (Bytes(free_bytes), Bytes(total_bytes));
-        write!(
-            f,
-            " (policy {policy}); {free} of {total} free there in smaller blocks"
-        )
+        write!(f, " (policy {policy}); {free} of {total} free there")?;
+        match kept_bytes {
+            0 if order == Order::MIN => Ok(()),
+            0 => f.write_str(" in smaller blocks"),
+            kept => write!(f, ", and {} are kept for the kernel", Bytes(kept)),
+        }
     }
 }
 

@@ -175,6 +175,27 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         memory: impl FnOnce(Block) -> T,
     ) -> Result<Allocation<T>, OutOfMemory> {
+        let (_, allowed) = self.allowed(policy, local, page_index);
+        for &node in allowed {
+            if let Some(block) = self.nodes[node.index()].buddy.allocate(order) {
+                let interleaved = policy == Policy::Interleave;
+                let placement = Placement {
+                    node,
+                    intended: allowed[0],
+                    local,
+                    interleaved,
+                };
+                return Ok(Allocation {
+                    memory: memory(block),
+                    placement,
+                });
+            }
+        }
+        Err(self.out_of_memory(order, policy, local, page_index))
+    }
+
+    /// The node that is asked first, and those that may be asked, the nearest first; nodes without memory left out.
+    fn allowed(&self, policy: Policy, local: NodeId, page_index: u64) -> (NodeId, &[NodeId]) {
         let first = match policy {
             Policy::Local => local,
             Policy::Bind(node) => node,
@@ -191,29 +212,23 @@ impl<M: Machine> FrameAllocator<M> {
                 .unwrap_or(&[]),
             Policy::Local | Policy::Interleave => by_distance,
         };
-        for &node in allowed {
-            if let Some(block) = self.nodes[node.index()].buddy.allocate(order) {
-                let interleaved = policy == Policy::Interleave;
-                let placement = Placement {
-                    node,
-                    intended: allowed[0],
-                    local,
-                    interleaved,
-                };
-                return Ok(Allocation {
-                    memory: memory(block),
-                    placement,
-                });
-            }
-        }
+        (first, allowed)
+    }
+
+    /// The error that an allocation with these arguments gives if no block is free, for those who have a reason of their own to
+    /// refuse it.
+    #[must_use]
+    pub fn out_of_memory(&self, order: Order, policy: Policy, local: NodeId, page_index: u64) -> OutOfMemory {
+        let (node, allowed) = self.allowed(policy, local, page_index);
         let stats = || allowed.iter().filter_map(|&node| self.stats(node));
-        Err(OutOfMemory {
-            node: first,
+        OutOfMemory {
+            node,
             order,
             policy,
             free_bytes: stats().map(|stats| stats.free_bytes()).sum(),
             total_bytes: stats().map(|stats| stats.total_bytes).sum(),
-        })
+            kept_bytes: 0,
+        }
     }
 
     /// Gives a frame back to its node.

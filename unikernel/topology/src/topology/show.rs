@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 
-use super::{DEFAULT_REMOTE_DISTANCE, Topology};
+use super::{DEFAULT_REMOTE_DISTANCE, Source, Topology};
 use crate::{Bytes, Node};
 
 /// Ascending numbers shown as a list of ranges: `0-1,4`.
@@ -63,9 +63,12 @@ impl fmt::Display for Topology {
             self.cpus.len(),
             Bytes(bytes)
         )?;
-        write!(f, ", source: {}", self.source)?;
-        if !self.overlays.is_empty() {
-            f.write_str(" and command line")?;
+        match self.source {
+            Source::None if !self.overlays.is_empty() => write!(f, ", source: {}", Source::CommandLine)?,
+            source => write!(f, ", source: {source}")?,
+        }
+        if !self.overlays.is_empty() && self.source == Source::Acpi {
+            write!(f, " and {}", Source::CommandLine)?;
         }
         for node in &self.nodes {
             write!(f, "\nnode {}: ", node.id)?;

@@ -75,16 +75,16 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
     cpu::enable_features();
     serial::init();
     logger::init();
-    log::info!(
-        "Homenode {}, running {}",
-        env!("CARGO_PKG_VERSION"),
-        program::name()
-    );
 
     // SAFETY: called once; `start_info` is what EBX held.
     let boot = unsafe { pvh::read(PhysAddr(start_info.into())) }.or_stop();
     let command_line = cmdline::parse(boot.command_line).or_stop();
     log::set_max_level(command_line.log);
+    log::info!(
+        "Homenode {}, running {}",
+        env!("CARGO_PKG_VERSION"),
+        program::name()
+    );
     for entry in &boot.memory_map {
         log::debug!("memory map: {} {:?}", entry.range, entry.kind);
     }
