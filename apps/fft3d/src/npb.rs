@@ -195,7 +195,7 @@ pub(crate) fn checksum(size: Size, points: &[Complex]) -> Complex {
 pub(crate) fn relative_error(value: Complex, published: Complex) -> f64 {
     let re = ((value.re - published.re) / published.re).abs();
     let im = ((value.im - published.im) / published.im).abs();
-    if re >= im || re.is_nan() { re } else { im }
+    larger(re, im)
 }
 
 #[cfg(test)]

@@ -176,9 +176,9 @@ impl Options {
                 "n" => size = Some(value.parse().map_err(|error| wrong(&error))?),
                 "npb" => npb = Some(npb_problem(value).map_err(|error| wrong(&error))?),
                 "threads" => {
-                    options.threads = Some(count(value, MAX_THREADS).map_err(|error| wrong(&error))?);
+                    options.threads = Some(count(value, Some(MAX_THREADS)).map_err(|error| wrong(&error))?);
                 }
-                "repeat" => repeat = Some(count(value, usize::MAX).map_err(|error| wrong(&error))?),
+                "repeat" => repeat = Some(count(value, None).map_err(|error| wrong(&error))?),
                 "first-touch" => {
                     options.first_touch = match value {
                         "worker" => FirstTouch::Worker,
@@ -231,13 +231,16 @@ fn misused(error: getargs::Error<&str>) -> UsageError {
     }
 }
 
-/// A number from 1 to `most`.
-fn count(value: &str, most: usize) -> Result<NonZeroUsize, String> {
+/// A number of at least 1, and of `most` at most.
+fn count(value: &str, most: Option<usize>) -> Result<NonZeroUsize, String> {
     let number = value
         .parse()
         .ok()
-        .filter(|number: &NonZeroUsize| number.get() <= most);
-    number.ok_or_else(|| format!("expected a number from 1 to {most}"))
+        .filter(|number: &NonZeroUsize| most.is_none_or(|most| number.get() <= most));
+    number.ok_or_else(|| match most {
+        Some(most) => format!("expected a number from 1 to {most}"),
+        None => "expected a number, at least 1".to_string(),
+    })
 }
 
 fn npb_problem(value: &str) -> Result<NpbProblem, &'static str> {
@@ -324,10 +327,11 @@ mod tests {
             ("--n=64x64", "`--n 64x64`"),
             ("--n", "`--n`"),
             ("--npb B", "`--npb B`"),
-            ("--threads 0", "`--threads 0`"),
             ("--threads 65536", "`--threads 65536`"),
             ("--threads many", "`--threads many`"),
+            ("--threads 0", "`--threads 0`: expected a number from 1 to 65535"),
             ("--repeat -1", "`--repeat -1`"),
+            ("--repeat 0", "`--repeat 0`: expected a number, at least 1"),
             ("--first-touch nobody", "`--first-touch nobody`"),
             ("--policy bind:", "`--policy bind:`"),
             ("--policy bind:x", "`--policy bind:x`"),

@@ -3,12 +3,33 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 use core::time::Duration;
 
 use homenode::mem::PagesOn;
 use homenode::phase::Phase;
 use homenode::println;
+use homenode_topology::Bytes;
 use serde::Serialize;
+
+use crate::complex::Complex;
+
+/// A number that is shown with three significant digits, or without a fraction if it is large.
+#[derive(Clone, Copy, Debug)]
+struct Significant(f64);
+
+impl fmt::Display for Significant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let magnitude = libm::floor(libm::log10(self.0.abs()));
+        // Of 0 there is no magnitude, and no time is shorter than a nanosecond.
+        let decimals = if magnitude.is_finite() {
+            (2.0 - magnitude).clamp(0.0, 11.0)
+        } else {
+            0.0
+        };
+        write!(f, "{:.*}", decimals as usize, self.0)
+    }
+}
 
 /// A part of the program that is marked and timed.
 #[derive(Clone, Copy)]
@@ -159,7 +180,7 @@ pub(crate) struct Report {
     pub(crate) first_touch: String,
     /// Times of all stages.
     pub(crate) stages: StageTimes,
-    /// Times of the passes along each axis.
+    /// Times of the passes along each axis, in all transforms together.
     pub(crate) axes: AxisSeconds,
     /// Transforms of the whole grid.
     pub(crate) transforms: u64,
@@ -189,8 +210,8 @@ impl Report {
             ..
         } = self;
         let [x, y, z] = self.size;
-        let mebibytes = (x * y * z * 16) as f64 / f64::from(1 << 20);
-        println!("fft3d: {problem} on {x}x{y}x{z} points, {mebibytes:.1} MiB of complex doubles");
+        let bytes = Bytes((x * y * z * size_of::<Complex>()) as u64);
+        println!("fft3d: {problem} on {x}x{y}x{z} points, {bytes} of complex doubles");
         println!(
             "threads {threads}, CPUs {cpus}, nodes {nodes}, SIMD {simd}, first touch by {first_touch}, policy {policy}"
         );
@@ -253,12 +274,16 @@ impl Report {
         self.stages.announce(self.cpus.min(self.threads));
         if self.transforms > 0 {
             let AxisSeconds { x, y, z } = self.axes;
-            let seconds = self.axes.sum() / self.transforms as f64;
+            let each = |seconds: f64| Significant(seconds / self.transforms as f64);
             println!(
-                "{} transforms, {seconds:.4} s each: along x {x:.3} s, y {y:.3} s, z {z:.3} s",
-                self.transforms
+                "{} transforms, {} s each: along x {} s, y {} s, z {} s",
+                self.transforms,
+                each(self.axes.sum()),
+                each(x),
+                each(y),
+                each(z)
             );
-            println!("{:.2} GFLOP/s (5 N log2 N)", self.gflops);
+            println!("{} GFLOP/s (5 N log2 N)", Significant(self.gflops));
         }
         let failed: Vec<_> = self
             .checks
@@ -278,5 +303,26 @@ impl Report {
             }
         }
         self.verified
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn numbers_have_three_significant_digits() {
+        for (number, text) in [
+            (0.0, "0"),
+            (0.001_234_5, "0.00123"),
+            (0.1, "0.100"),
+            (2.5246, "2.52"),
+            (20.07, "20.1"),
+            (123.4, "123"),
+            (12_345.6, "12346"),
+        ] {
+            assert_eq!(Significant(number).to_string(), text);
+        }
     }
 }

@@ -10,6 +10,7 @@ use homenode::mem::{Policy, Region, RegionError, Reservation};
 use homenode::thread::{self, SpawnError};
 use homenode::time::Instant;
 use homenode::{Args, ExitCode, eprintln, println};
+use homenode_topology::Bytes;
 
 use crate::complex::Complex;
 use crate::fft::{Direction, Fft3, Simd};
@@ -54,10 +55,13 @@ impl From<UsageError> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Usage(error) => write!(f, "{error}\n{USAGE}"),
+            Self::Usage(error) => error.fmt(f),
             Self::NoMemory { bytes, error } => {
-                let mebibytes = *bytes as f64 / f64::from(1 << 20);
-                write!(f, "not enough memory for a grid of {mebibytes:.1} MiB: {error}")
+                write!(
+                    f,
+                    "not enough memory for a grid of {}: {error}",
+                    Bytes(*bytes as u64)
+                )
             }
         }
     }
@@ -86,6 +90,10 @@ pub fn run(args: Args) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(failure) => {
+            if let Failure::Usage(_) = failure {
+                // Before the error, so that this is what is seen last.
+                eprintln!("{USAGE}\n");
+            }
             eprintln!("fft3d: {failure}");
             ExitCode::from(failure.status())
         }
@@ -372,9 +380,23 @@ fn limit(size: Size) -> f64 {
     1e-12 * size.log2_points().max(1.0)
 }
 
-/// Ends the program: a worker has no stack, and those that have started wait for it.
-fn give_up(error: SpawnError) -> ! {
-    eprintln!("fft3d: not enough memory for a worker thread: {error}; try fewer --threads");
+/// Ends the program: after `started` workers, the next could not be started.
+fn give_up(started: usize, error: SpawnError) -> ! {
+    match error {
+        // A stack lies on any node that has room for it, if the worker's own has not.
+        SpawnError::OutOfMemory { stack_bytes } => {
+            let nodes = match homenode::topology().nodes().len() - 1 {
+                0 => "node 0".to_string(),
+                last => format!("any of nodes 0 to {last}"),
+            };
+            eprintln!(
+                "fft3d: not enough memory for the stack of a worker, {}, on {nodes}: {started} workers have started; \
+                 try fewer --threads, or more memory",
+                Bytes(stack_bytes as u64)
+            );
+        }
+        _ => eprintln!("fft3d: {started} workers have started, but no more: {error}"),
+    }
     homenode::exit(ExitCode::from(NO_MEMORY))
 }
 

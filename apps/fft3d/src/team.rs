@@ -49,10 +49,11 @@ impl Worker<'_> {
 impl Team {
     /// Starts the threads, lets each do `work`, and returns their results in order.
     ///
-    /// Where there is no memory for a thread, `give_up` is called: the others wait for it already.
+    /// If a thread can not be started, `give_up` is called with the number of those that have been: they may wait for it already, so
+    /// nobody can wait for them.
     pub(crate) fn run<T: Send>(
         self,
-        give_up: fn(SpawnError) -> !,
+        give_up: fn(usize, SpawnError) -> !,
         work: impl Fn(Worker<'_>) -> T + Sync,
     ) -> Vec<T> {
         let barrier = Barrier::new(self.threads);
@@ -68,13 +69,10 @@ impl Team {
                     Builder::new()
                         .name(format!("worker {index}"))
                         .spawn_scoped(scope, move || work(worker))
+                        .unwrap_or_else(|error| give_up(index, error))
                 })
                 .collect();
-            let join = |worker: Result<thread::ScopedJoinHandle<'_, T>, _>| match worker {
-                Ok(worker) => worker.join(),
-                Err(error) => give_up(error),
-            };
-            running.into_iter().map(join).collect()
+            running.into_iter().map(thread::ScopedJoinHandle::join).collect()
         })
     }
 }

@@ -80,11 +80,6 @@ impl Fft3 {
         self.size
     }
 
-    /// The instructions that are used.
-    pub fn simd(&self) -> Simd {
-        self.simd
-    }
-
     /// Memory for one thread.
     pub fn workspace(&self) -> Workspace {
         Workspace::new(self.size.x.max(self.size.y).max(self.size.z))

@@ -29,7 +29,18 @@ fn fft3d_verifies_itself() {
         .arguments(&["--n", "32", "--json"])
         .run();
     outcome.assert_end(End::Program(0));
-    assert!(outcome.json().is_object());
+    let report = outcome.json();
+    assert_eq!(report["verified"], true, "{report}");
+    let checks = report["checks"].as_array().expect("a list of checks");
+    let passed: Vec<_> = checks
+        .iter()
+        .map(|check| (check["name"].as_str().unwrap(), &check["passed"]))
+        .collect();
+    let yes = &serde_json::Value::Bool(true);
+    assert_eq!(
+        passed,
+        [("spectrum of plane waves", yes), ("inverse of forward", yes)]
+    );
 }
 
 #[test]
@@ -39,21 +50,47 @@ fn fft3d_matches_the_published_checksums() {
         .arguments(&["--npb", "S"])
         .run();
     outcome.assert_end(End::Program(0));
+    outcome.line("t = 6: checksum 554.26834119");
+    let check = outcome.line("check: published checksums: ");
+    assert!(check.ends_with(": passed"), "{check}");
 }
 
 #[test]
 fn fft3d_answers_bad_arguments_with_its_usage_and_status_2() {
     let outcome = Boot::application("fft3d").arguments(&["--n", "7"]).run();
     outcome.assert_end(End::Program(2));
-    outcome.line("--n");
+    // The error comes last, so that it is seen.
+    let position = |text: &str| {
+        let found = outcome.console.find(text);
+        found.unwrap_or_else(|| panic!("no `{text}`; the console:\n{}", outcome.console))
+    };
+    assert!(position("usage: fft3d") < position("fft3d: `--n 7`: expected N or NXxNYxNZ"));
 }
 
 #[test]
-fn fft3d_says_which_node_lacks_memory() {
+fn fft3d_says_which_node_lacks_memory_and_for_how_much() {
     let outcome = Boot::application("fft3d")
         .machine(2, 2, "256M")
-        .arguments(&["--n", "512"])
+        .arguments(&["--n", "512", "--policy", "bind:1"])
         .run();
     outcome.assert_end(End::Program(3));
-    outcome.line("node");
+    let error = outcome.line("fft3d: not enough memory for a grid of 2 GiB: ");
+    assert!(error.contains("on node 1 (policy bind:1)"), "{error}");
+}
+
+#[test]
+fn fft3d_ends_when_its_workers_stacks_do_not_fit() {
+    for first_touch in ["worker", "master"] {
+        let outcome = Boot::application("fft3d")
+            .machine(2, 2, "512M")
+            .arguments(&["--threads", "400", "--n", "8", "--first-touch", first_touch])
+            .run();
+        outcome.assert_end(End::Program(3));
+        let error = outcome.line("fft3d: not enough memory for the stack of a worker, ");
+        assert!(error.contains("on any of nodes 0 to 1: "), "{error}");
+        assert!(
+            error.contains(" workers have started; try fewer --threads"),
+            "{error}"
+        );
+    }
 }
