@@ -14,6 +14,7 @@ extern crate alloc;
 mod linux;
 mod memory;
 mod message;
+mod meter;
 mod options;
 mod synchronization;
 mod team;

@@ -11,6 +11,7 @@ use homenode::thread::{self, Builder};
 use crate::Failure;
 #[cfg(feature = "hosted")]
 use crate::linux;
+use crate::meter::Meter;
 #[cfg(not(feature = "hosted"))]
 use crate::skip;
 use crate::team::{beside_computing, cpus, measure, settle};
@@ -113,11 +114,13 @@ fn beside<const NUMBER: u8>(
     operations: usize,
     work: impl Fn(usize) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    beside_computing(threads, || {
+    let measured = beside_computing(threads, || {
         work(operations / 8)?;
-        phase.run(|| work(operations))
+        let meter = Meter::begin(phase);
+        work(operations)?;
+        Ok(meter.end())
     })?;
-    phase.announce(operations as u64, cpus(threads));
+    measured.announce(operations, threads);
     Ok(())
 }
 
@@ -162,8 +165,9 @@ fn grid_of<const NUMBER: u8>(phase: Phase<NUMBER>, pages: usize, threads: usize)
         settle()
     };
     work(1, cpus(threads))?;
-    phase.run(|| work(pages, threads))?;
-    phase.announce(threads as u64, cpus(threads));
+    let meter = Meter::begin(phase);
+    work(pages, threads)?;
+    meter.end().announce(threads, threads);
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use homenode::thread::{self, Builder};
 use homenode::{NodeId, topology};
 
 use crate::Failure;
-use crate::team::cpus;
+use crate::meter::Meter;
 
 /// How many messages go there and back.
 const ROUND_TRIPS: usize = 2000;
@@ -58,16 +58,16 @@ pub(crate) fn round_trips() -> Result<(), Failure> {
         let exchange = &exchange;
         let spawned = Builder::new().node(first).spawn_scoped(scope, move || {
             exchange(WARM_UP);
-            PHASE.run(|| exchange(ROUND_TRIPS));
+            let meter = Meter::begin(PHASE);
+            exchange(ROUND_TRIPS);
+            meter.end().announce(ROUND_TRIPS, 2);
         });
         if spawned.is_err() {
             // The other thread waits for all its messages.
             exchange(WARM_UP + ROUND_TRIPS);
         }
         spawned.map(drop).map_err(Failure::from)
-    })?;
-    PHASE.announce(ROUND_TRIPS as u64, cpus(2));
-    Ok(())
+    })
 }
 
 /// The first and the last node that have CPUs.

@@ -234,7 +234,6 @@ mod tests {
             ("faults --threads 65536", "`--threads 65536`"),
             ("faults --fast", "`--fast`"),
             ("-x", "`-x`"),
-            ("--list=all", "`--list`"),
         ] {
             let message = parse(line).expect_err(line).to_string();
             assert!(message.starts_with(words), "{line:?}: {message}");

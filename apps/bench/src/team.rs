@@ -10,6 +10,7 @@ use homenode::sync::Barrier;
 use homenode::thread::{self, Builder, Scope};
 
 use crate::Failure;
+use crate::meter::Meter;
 
 /// Rounds of a computing thread between two spin hints. An emulator that has one thread for all CPUs turns to the next at a hint;
 /// without any, every interrupt would wait for the end of a time slice.
@@ -36,32 +37,32 @@ pub(crate) fn measure<const NUMBER: u8, R>(
     let member = |is_leader: bool| {
         let warm = work(count.div_ceil(8)).map(drop);
         meeting.wait();
-        if is_leader {
-            phase.begin();
-        }
+        let meter = is_leader.then(|| Meter::begin(phase));
         meeting.wait();
         let result = work(count);
         meeting.wait();
-        if is_leader {
-            phase.end();
-        }
+        let measured = meter.map(Meter::end);
         // What is dropped must not fall into the phase of a leader who is late.
         meeting.wait();
-        warm.and(result.map(drop))
+        warm.and(result.map(drop)).map(|()| measured)
     };
-    together(threads, member)?;
-    phase.announce(operations as u64, cpus(threads));
+    if let Some(measured) = together(threads, member)? {
+        measured.announce(operations, threads);
+    }
     Ok(())
 }
 
-/// Runs `member` on `threads` threads, of which one is told that it is the leader.
-fn together(threads: usize, member: impl Fn(bool) -> Result<(), Failure> + Sync) -> Result<(), Failure> {
+/// Runs `member` on `threads` threads, of which one is told that it is the leader, and returns what one of them has to tell.
+fn together<R: Send>(
+    threads: usize,
+    member: impl Fn(bool) -> Result<Option<R>, Failure> + Sync,
+) -> Result<Option<R>, Failure> {
     let member = &member;
     thread::scope(|scope| {
         let spawn = |number| scope.spawn(move || member(number == 0));
         let members: Vec<_> = (0..threads).map(spawn).collect();
-        let results = members.into_iter().map(thread::ScopedJoinHandle::join);
-        results.fold(Ok(()), Result::and)
+        let mut results = members.into_iter().map(thread::ScopedJoinHandle::join);
+        results.try_fold(None, |told, result| Ok(told.or(result?)))
     })
 }
 
@@ -69,10 +70,10 @@ fn together(threads: usize, member: impl Fn(bool) -> Result<(), Failure> + Sync)
 ///
 /// # Errors
 /// When there is no memory for the threads, or the work fails.
-pub(crate) fn beside_computing(
+pub(crate) fn beside_computing<R>(
     threads: usize,
-    work: impl FnOnce() -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    work: impl FnOnce() -> Result<R, Failure>,
+) -> Result<R, Failure> {
     let others = cpus(threads) - 1;
     let (started, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

@@ -6,7 +6,8 @@ use homenode::thread::{self, Builder};
 
 use crate::Failure;
 use crate::memory::SMALL_STACK_BYTES;
-use crate::team::{cpus, settle};
+use crate::meter::Meter;
+use crate::team::settle;
 
 /// At least how many threads are started one after the other.
 const STARTS: usize = 1024;
@@ -29,8 +30,9 @@ pub(crate) fn create_join(threads: usize) -> Result<(), Failure> {
         settle()
     };
     work(rounds.div_ceil(8))?;
-    PHASE.run(|| work(rounds))?;
-    PHASE.announce((rounds * threads) as u64, cpus(threads));
+    let meter = Meter::begin(PHASE);
+    work(rounds)?;
+    meter.end().announce(rounds * threads, threads);
     Ok(())
 }
 
@@ -42,9 +44,9 @@ pub(crate) fn exit() -> Result<(), Failure> {
 
 /// `threads` threads, spread over all CPUs, block on one condition, are woken together, end and are joined.
 fn exit_of<const NUMBER: u8>(phase: Phase<NUMBER>, threads: usize) -> Result<(), Failure> {
-    let work = |threads: usize, measured: bool| {
+    let work = |threads: usize| {
         let (state, changed) = (Mutex::new(State::default()), Condvar::new());
-        thread::scope(|scope| -> Result<(), Failure> {
+        let meter = thread::scope(|scope| {
             for _ in 0..threads {
                 let block = || {
                     let mut state = state.lock();
@@ -57,27 +59,23 @@ fn exit_of<const NUMBER: u8>(phase: Phase<NUMBER>, threads: usize) -> Result<(),
                 if let Err(error) = started {
                     state.lock().is_over = true;
                     changed.notify_all();
-                    return Err(error.into());
+                    return Err(Failure::from(error));
                 }
             }
             while state.lock().blocked < threads {
                 thread::yield_now();
             }
             // The last of them has unlocked the mutex; now it gets to sleep.
-            settle()?;
-            if measured {
-                phase.begin();
-            }
+            let settled = settle();
+            let meter = Meter::begin(phase);
             state.lock().is_over = true;
             changed.notify_all();
-            Ok(())
+            settled.map(|()| meter)
         })?;
-        settle()
+        settle()?;
+        Ok::<_, Failure>(meter.end())
     };
-    work(cpus(threads), false)?;
-    work(threads, true)?;
-    phase.end();
-    phase.announce(threads as u64, cpus(threads));
+    work(threads)?.announce(threads, threads);
     Ok(())
 }
 

@@ -66,7 +66,9 @@ impl Cache {
     pub fn new(geometry: Geometry) -> Self {
         Self {
             geometry,
-            ways: (0..geometry.sets * geometry.ways).map(|_| Way::default()).collect(),
+            ways: (0..geometry.sets * geometry.ways)
+                .map(|_| Way::default())
+                .collect(),
         }
     }
 

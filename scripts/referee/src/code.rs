@@ -32,9 +32,9 @@ impl Code {
 }
 
 /// Which virtual addresses hold whose code.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CodeMap {
-    kernel: Vec<Range<u64>>,
+    kernel: Range<u64>,
     bulk: Vec<Range<u64>>,
 }
 
@@ -44,7 +44,7 @@ impl CodeMap {
     pub fn linux() -> Self {
         Self {
             // The last address is left out; no instruction starts there.
-            kernel: vec![1 << 63..u64::MAX],
+            kernel: 1 << 63..u64::MAX,
             bulk: Vec::new(),
         }
     }
@@ -64,10 +64,12 @@ impl CodeMap {
                 .map(|symbol| symbol.address())
                 .ok_or_else(|| fail(&format_args!("there is no symbol {name}")))
         };
-        Ok(Self {
-            kernel: vec![address("__kernel_text_start")?..address("__kernel_text_end")?],
-            bulk: vec![address("__bulk_text_start")?..address("__bulk_text_end")?],
-        })
+        let mut map = Self {
+            kernel: address("__kernel_text_start")?..address("__kernel_text_end")?,
+            bulk: Vec::new(),
+        };
+        map.add_bulk(address("__bulk_text_start")?..address("__bulk_text_end")?);
+        Ok(map)
     }
 
     /// Adds a range of code that zeroes or copies pages.
@@ -78,10 +80,9 @@ impl CodeMap {
     /// Whose code the instruction at `address` is.
     #[must_use]
     pub fn classify(&self, address: u64) -> Code {
-        let within = |ranges: &[Range<u64>]| ranges.iter().any(|range| range.contains(&address));
-        if within(&self.bulk) {
+        if self.bulk.iter().any(|range| range.contains(&address)) {
             Code::Bulk
-        } else if within(&self.kernel) {
+        } else if self.kernel.contains(&address) {
             Code::Kernel
         } else {
             Code::App
@@ -96,9 +97,10 @@ mod tests {
     #[test]
     fn bulk_code_lies_within_the_kernels() {
         let mut map = CodeMap {
-            kernel: vec![0x1000..0x9000],
-            bulk: vec![0x2000..0x3000],
+            kernel: 0x1000..0x9000,
+            bulk: Vec::new(),
         };
+        map.add_bulk(0x2000..0x3000);
         assert_eq!(map.classify(0x0fff), Code::App);
         assert_eq!(map.classify(0x1000), Code::Kernel);
         assert_eq!(map.classify(0x2000), Code::Bulk);

@@ -4,7 +4,7 @@
 //! `docs/measuring.md` says how to use it and what the figures mean. The modules [`x86`], [`code`], [`topology`], [`cache`],
 //! [`lines`], [`counters`], [`phases`] and [`report`] know nothing of QEMU; `plugin` joins them to its callbacks.
 //!
-//! The crate `qemu-plugin` is not used: it is licensed under the GPL, and this needs twenty functions.
+//! The crate `qemu-plugin` is not used: it is licensed under the GPL, and this needs a dozen functions.
 
 pub mod cache;
 pub mod code;

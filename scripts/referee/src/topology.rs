@@ -62,7 +62,9 @@ impl Topology {
             .collect();
         cpus.sort_unstable();
         if let Some((expected, _)) = cpus.iter().enumerate().find(|&(number, &(cpu, _))| number != cpu) {
-            return Err(format!("CPU {expected} or one before it does not belong to exactly one node"));
+            return Err(format!(
+                "CPU {expected} or one before it does not belong to exactly one node"
+            ));
         }
         Ok(Self {
             nodes: nodes.len(),

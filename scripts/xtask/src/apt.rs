@@ -191,6 +191,15 @@ pub fn candidate(policy: &str) -> Option<&str> {
     Some(line.trim()).filter(|version| *version != "(none)")
 }
 
+/// The first dependency in what `apt-cache depends PACKAGE` prints, or `None` if there is none.
+pub fn dependency(depends: &str) -> Option<&str> {
+    depends
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Depends:"))
+        .map(str::trim)
+        .filter(|package| !package.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -283,5 +292,13 @@ mod tests {
         assert_eq!(candidate(policy), Some("1:7.2+dfsg-7"));
         assert_eq!(candidate("x:\n  Installed: (none)\n  Candidate: (none)\n"), None);
         assert_eq!(candidate(""), None);
+    }
+
+    #[test]
+    fn the_first_dependency_is_found() {
+        let depends =
+            "linux-image-cloud-amd64\n  Depends: linux-image-6.1.0-57-cloud-amd64\n  Depends: other\n";
+        assert_eq!(dependency(depends), Some("linux-image-6.1.0-57-cloud-amd64"));
+        assert_eq!(dependency("linux-image-cloud-amd64\n"), None);
     }
 }

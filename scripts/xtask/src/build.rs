@@ -12,7 +12,7 @@ use crate::workspace;
 pub const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Separates the flags in `CARGO_ENCODED_RUSTFLAGS`.
-const FLAG_SEPARATOR: &str = "\x1f";
+pub(crate) const FLAG_SEPARATOR: &str = "\x1f";
 
 /// A bootable image.
 #[derive(Clone, Debug)]
@@ -100,7 +100,8 @@ fn write_image(linked: &Path, path: &Path) -> Result<ImageSizes> {
     Ok(sizes)
 }
 
-fn check_name(app: &str, applications: &[String]) -> Result<()> {
+/// Refuses a name that is none of `applications`, with the nearest that is.
+pub(crate) fn check_name(app: &str, applications: &[String]) -> Result<()> {
     if applications.iter().any(|name| name == app) {
         return Ok(());
     }

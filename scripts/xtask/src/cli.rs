@@ -9,9 +9,11 @@ use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::bench;
 use crate::build::{self, Image};
 use crate::checks;
 use crate::command_line;
+use crate::compare;
 use crate::console::Sink;
 use crate::emulator::{Launch, Network};
 use crate::machine::Machine;
@@ -83,6 +85,40 @@ Examples:
   cargo xtask run fft3d --json --metrics-port 0 -- --n 64 --json")]
     Run(Box<RunOptions>),
 
+    /// Count what operations cost, on emulated machines of several sizes
+    #[command(after_help = "\
+The application apps/bench boots under the referee plugin, which counts its instructions phase by phase from outside, on one machine \
+for each number of CPUs. Progress goes to standard error, the table or the JSON to standard output. When docs/results has a result \
+of the same benchmark, a change of more than a tenth in kernel instructions per operation is told as a warning.
+
+Examples:
+  cargo xtask bench faults --cpus-list 1,8
+  cargo xtask bench message --numa --cpus-list 8
+  cargo xtask bench barrier --save && cargo xtask results")]
+    Bench(Box<bench::Options>),
+
+    /// Make the page docs/results/README.md and its plots anew from the result files beside it
+    #[command(after_help = "\
+A host test checks that the page is what the files say. `cargo xtask bench NAME --save` writes a file.
+
+Examples:
+  cargo xtask results")]
+    Results,
+
+    /// Run the same benchmark on Homenode and on Linux, and print what each needed, side by side
+    #[command(after_help = "\
+Both kernels boot on the same emulated machine, one after the other, under the referee plugin, which counts instructions phase by \
+phase from outside. The application is built twice from one source: as an image, and statically for Linux, where an initramfs \
+runs it. Linux is Debian's kernel for virtual machines, which is downloaded once and not installed. docs/measuring.md says how \
+to read the figures. Consoles and progress go to standard error, the result to standard output.
+
+Examples:
+  cargo xtask compare faults
+  cargo xtask compare unmap --cpus 4 --nodes 2
+  cargo xtask compare fft3d --json -- --n 32
+  cargo xtask compare grid --linux-cmdline numa_balancing=disable")]
+    Compare(Box<compare::Options>),
+
     /// Run every check: format, clippy, host tests, boot tests
     #[command(after_help = "\
 Steps run in order and stop at the first that fails, unless --keep-going is given; a summary with times comes last. The boot \
@@ -98,12 +134,12 @@ Examples:
     #[command(after_help = "\
 On Debian and its relatives, packages are installed with apt-get, which needs root; without it, the commands to run are \
 printed. Where the release's own QEMU is too old, the one of its backports is taken, from a package source that is derived from \
-those of this machine. promtool is unpacked into Cargo's target folder, since the package that has it would start a service. On \
+those of this machine. promtool, whose package would start a service, and Linux are unpacked into Cargo's target folder. On \
 other systems, the list says what to install by hand.
 
 Examples:
   cargo xtask setup --check
-  cargo xtask setup --bench")]
+  cargo xtask setup --bench --compare")]
     Setup {
         /// Only say what is there and what is missing; the exit status is 1 if something is missing
         #[arg(long)]
@@ -112,6 +148,10 @@ Examples:
         /// Install FFTW too, which the benchmark of fft3d compares itself with
         #[arg(long)]
         bench: bool,
+
+        /// Download the Linux kernel too, which `cargo xtask compare` boots and downloads by itself otherwise
+        #[arg(long)]
+        compare: bool,
     },
 }
 
@@ -173,7 +213,7 @@ impl FromStr for MetricsPort {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
         .parse::<f64>()
         .map_err(|_| "it is not a number of seconds".to_owned())?;
@@ -224,10 +264,24 @@ fn dispatch(command: Command) -> Result<u8> {
             crate::interrupt::install()?;
             run(*options)
         }
+        Command::Compare(options) => {
+            crate::interrupt::install()?;
+            compare::run(&options).map(|()| 0)
+        }
+        Command::Bench(options) => {
+            crate::interrupt::install()?;
+            bench::run(&options).map(|()| 0)
+        }
+        Command::Results => bench::page::write().map(|()| 0),
         Command::Test(selection) => checks::run(&selection).map(passed),
-        Command::Setup { check, bench } => {
+        Command::Setup {
+            check,
+            bench,
+            compare,
+        } => {
             let mut needs = vec![Need::Linker, Need::Qemu, Need::Promtool];
             needs.extend(bench.then_some(Need::Fftw));
+            needs.extend(compare.then_some(Need::Linux));
             if check {
                 return setup::report(&needs).map(passed);
             }
@@ -319,7 +373,7 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         assert!(command.render_long_help().to_string().contains("Examples:"));
-        for name in ["build", "run", "test", "setup"] {
+        for name in ["bench", "build", "results", "run", "compare", "test", "setup"] {
             let help = command
                 .find_subcommand_mut(name)
                 .unwrap()

@@ -4,17 +4,22 @@
 //! on a [`machine`] and says how it ended.
 
 pub mod apt;
+pub mod bench;
 pub mod build;
 pub mod checks;
 pub mod cli;
 pub mod command_line;
+pub mod compare;
 pub mod console;
 pub mod emulator;
 pub mod image;
 pub mod interrupt;
+pub mod linux;
 pub mod machine;
+pub mod measurement;
 pub mod qemu;
 pub mod record;
+pub mod referee;
 pub mod setup;
 pub mod workspace;
 

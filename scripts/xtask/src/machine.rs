@@ -223,6 +223,20 @@ impl Machine {
         Ok(self.packages(&self.node_list()?).max_apic_id() > MAX_XAPIC_ID)
     }
 
+    /// Its nodes as JSON, in the form that the referee takes: the CPUs and the bytes of memory of each.
+    ///
+    /// # Errors
+    /// As those of [`Machine::arguments`].
+    pub fn description(&self) -> Result<String> {
+        let mut first_cpu = 0;
+        let nodes = self.node_list()?.into_iter().map(|Node { cpus, memory }| {
+            let numbers: Vec<u32> = (first_cpu..first_cpu + cpus).collect();
+            first_cpu += cpus;
+            serde_json::json!({"cpus": numbers, "memory": memory << 20})
+        });
+        Ok(serde_json::json!({"nodes": nodes.collect::<Vec<_>>()}).to_string())
+    }
+
     /// The nodes in order: ordinary ones, those without memory, those without CPUs.
     fn node_list(&self) -> Result<Vec<Node>> {
         ensure!(self.cpus > 0, "--cpus 0: a machine has at least one CPU");
@@ -406,6 +420,22 @@ mod tests {
              -numa dist,src=0,dst=1,val=20 -numa dist,src=0,dst=2,val=40 \
              -numa dist,src=1,dst=0,val=20 -numa dist,src=1,dst=2,val=20 \
              -numa dist,src=2,dst=0,val=45 -numa dist,src=2,dst=1,val=20"
+        );
+    }
+
+    #[test]
+    fn the_description_tells_cpus_and_bytes_of_each_node() {
+        let machine = Machine {
+            nodes: 1,
+            memoryless: 1,
+            cpuless: 1,
+            cpus: 3,
+            memory: Mebibytes(4),
+            ..Machine::default()
+        };
+        assert_eq!(
+            machine.description().unwrap(),
+            r#"{"nodes":[{"cpus":[0,1],"memory":2097152},{"cpus":[2],"memory":0},{"cpus":[],"memory":2097152}]}"#
         );
     }
 

@@ -23,10 +23,18 @@ pub enum Need {
     Promtool,
     /// The FFT library that `fft3d` is compared with.
     Fftw,
+    /// Debian's Linux for virtual machines, which images are compared with.
+    Linux,
 }
 
 /// Debian's package of QEMU.
 const QEMU_PACKAGE: &str = "qemu-system-x86";
+
+/// Debian's package that depends on the newest Linux for virtual machines.
+const LINUX_PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// What the name of Linux's file in its package starts with; the release follows.
+const LINUX_FILE: &str = "vmlinuz-";
 
 impl Need {
     /// What it is and what it is needed for, as a sentence.
@@ -39,6 +47,10 @@ impl Need {
                  Cargo's target folder; nothing is installed in the system and no service is started."
             }
             Self::Fftw => "FFTW 3 with its header: the benchmark of fft3d compares itself with it.",
+            Self::Linux => {
+                "Debian's Linux for virtual machines: `cargo xtask compare` boots it. Only the kernel's file is unpacked from its \
+                 package, into Cargo's target folder; nothing is installed in the system."
+            }
         }
     }
 
@@ -52,6 +64,7 @@ impl Need {
             Self::Qemu => Qemu::find()?.is_some_and(|qemu| qemu.version >= Version::RECOMMENDED),
             Self::Promtool => promtool().is_some(),
             Self::Fftw => Path::new("/usr/include/fftw3.h").exists(),
+            Self::Linux => linux().is_some(),
         })
     }
 }
@@ -166,8 +179,27 @@ pub fn qemu() -> Result<Qemu> {
 
 /// The installed promtool: the system's, or the one that [`ensure_met`] has unpacked.
 pub fn promtool() -> Option<PathBuf> {
-    let unpacked = workspace::target_dir().join("tools/promtool");
+    let unpacked = tools().join("promtool");
     find_program("promtool").or_else(|| unpacked.is_file().then_some(unpacked))
+}
+
+/// The Linux kernel that [`ensure_met`] has unpacked; of several, the one with the last name.
+pub fn linux() -> Option<PathBuf> {
+    linux_file(&tools())
+}
+
+/// Where programs are kept that are unpacked, not installed.
+fn tools() -> PathBuf {
+    workspace::target_dir().join("tools")
+}
+
+fn linux_file(folder: &Path) -> Option<PathBuf> {
+    let files = fs::read_dir(folder).ok()?.flatten();
+    let is_linux = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with(LINUX_FILE))
+    };
+    files.map(|entry| entry.path()).filter(is_linux).max()
 }
 
 fn find_program(name: &str) -> Option<PathBuf> {
@@ -186,7 +218,7 @@ fn install(needs: &[Need]) -> Result<()> {
         .flat_map(|need| match need {
             Need::Linker => ["gcc", "libc6-dev"].as_slice(),
             Need::Fftw => &["libfftw3-dev"],
-            Need::Qemu | Need::Promtool => &[],
+            Need::Qemu | Need::Promtool | Need::Linux => &[],
         })
         .copied()
         .collect();
@@ -218,7 +250,10 @@ fn install(needs: &[Need]) -> Result<()> {
         step.run()?;
     }
     if needs.contains(&Need::Promtool) {
-        unpack_promtool()?;
+        unpack("prometheus", |contents| Some(contents.join("usr/bin/promtool")))?;
+    }
+    if needs.contains(&Need::Linux) {
+        unpack(&linux_package()?, |contents| linux_file(&contents.join("boot")))?;
     }
     Ok(())
 }
@@ -299,29 +334,53 @@ fn candidate(package: &str) -> Result<String> {
         .to_owned())
 }
 
-/// Downloads Debian's package of Prometheus and takes promtool out of it.
-fn unpack_promtool() -> Result<()> {
-    let tools = workspace::target_dir().join("tools");
+/// The package that has the newest Linux for virtual machines; its name contains the release.
+fn linux_package() -> Result<String> {
+    let output = Command::new("apt-cache")
+        .args(["depends", "--important", LINUX_PACKAGE])
+        .env("LC_ALL", "C")
+        .output();
+    let output = output.context("cannot run apt-cache")?;
+    apt::dependency(&String::from_utf8_lossy(&output.stdout))
+        .map(str::to_owned)
+        .with_context(|| {
+            format!(
+                "apt knows no package {LINUX_PACKAGE}, which Debian has; run `apt-get update` as root, or name a kernel of your \
+                 own with --linux-kernel"
+            )
+        })
+}
+
+/// Downloads one of Debian's packages and takes one file out of it, which `find` finds among its contents.
+fn unpack(package: &str, find: impl FnOnce(&Path) -> Option<PathBuf>) -> Result<()> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
-    eprintln!("setup: downloading the package prometheus, for promtool");
+    eprintln!("setup: downloading the package {package}");
     run(Command::new("apt-get")
-        .args(["--quiet", "download", "prometheus"])
+        .args(["--quiet", "download", package])
         // apt downloads as a user of its own unless told otherwise, and that user may not write here.
         .arg("--option=APT::Sandbox::User=root")
         .current_dir(&folder))
-    .context("the package prometheus could not be downloaded; if apt knows no such package, run `apt-get update` as root first")?;
-    let package = fs::read_dir(&folder)?
+    .with_context(|| {
+        format!(
+            "the package {package} could not be downloaded; if apt knows no such package, run `apt-get update` as root first"
+        )
+    })?;
+    let archive = fs::read_dir(&folder)?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
         .context("apt-get downloaded no package")?;
     run(Command::new("dpkg-deb")
         .arg("--extract")
-        .arg(package)
+        .arg(archive)
         .arg(folder.path()))?;
+    let tools = tools();
     fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
-    fs::copy(folder.path().join("usr/bin/promtool"), tools.join("promtool"))
-        .context("the package prometheus has no promtool")?;
+    let file = find(folder.path()).filter(|path| path.is_file());
+    let file =
+        file.with_context(|| format!("the package {package} has not the file that is wanted of it"))?;
+    let name = file.file_name().context("a file has a name")?;
+    fs::copy(&file, tools.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
     Ok(())
 }
 

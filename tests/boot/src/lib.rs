@@ -12,12 +12,11 @@ use std::time::Duration;
 
 use xtask::console::Sink;
 use xtask::emulator::{Launch, Running};
-use xtask::qemu::AcceleratorChoice;
 use xtask::{build, command_line, emulator, setup};
 
 pub use xtask::emulator::Network;
 pub use xtask::machine::{Machine, Mebibytes};
-pub use xtask::qemu::{Qemu, Version};
+pub use xtask::qemu::{AcceleratorChoice, Qemu, Version};
 pub use xtask::record::End;
 
 /// How many machines run at the same time. Each has a thread for every CPU, so that more would not be faster.
@@ -122,6 +121,13 @@ impl Boot {
     #[must_use]
     pub fn no_acpi_numa(mut self) -> Self {
         self.launch.machine.no_acpi_numa = true;
+        self
+    }
+
+    /// What executes the guest's instructions: emulation with a thread for each CPU unless this is called.
+    #[must_use]
+    pub fn accelerator(mut self, accelerator: AcceleratorChoice) -> Self {
+        self.launch.accelerator = accelerator;
         self
     }
 

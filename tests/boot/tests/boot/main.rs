@@ -1,9 +1,11 @@
 //! Tests that boot images in an emulator.
 
 mod applications;
+mod bench;
 mod command;
 mod crash;
 mod emulator;
 mod metrics;
+mod referee;
 mod runtime;
 mod topology;
