@@ -177,7 +177,7 @@ struct RunOptions {
     qemu_arguments: Vec<String>,
 
     /// Stop a guest that runs longer than this, with status 124
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
 
     /// Print one line of JSON and nothing else to standard output: {"status":…,"cause":…,"seconds":…,"app":…}, where app is the
@@ -325,7 +325,11 @@ fn run(options: RunOptions) -> Result<u8> {
         move || progress.finish_and_clear()
     });
     let running = running.inspect_err(|_| progress.finish_and_clear())?;
-    if let Some(port) = running.metrics_port() {
+    let network_is_off = options
+        .cmdline
+        .split_ascii_whitespace()
+        .any(|word| word == "ip=off");
+    if let Some(port) = running.metrics_port().filter(|_| !network_is_off) {
         progress.suspend(|| eprintln!("metrics: http://127.0.0.1:{port}/metrics"));
     }
     let outcome = running.finish(options.timeout)?;

@@ -1,6 +1,5 @@
 //! The guest's serial console: kept for later, and passed on as it comes.
 
-use std::borrow::Cow;
 use std::io::{self, IsTerminal as _, Read, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -59,11 +58,6 @@ impl Console {
     /// The console's text so far, carriage returns left out.
     pub fn text(&self) -> String {
         text(&lock(&self.shared.0).bytes)
-    }
-
-    /// Whether nothing has come yet.
-    pub fn is_empty(&self) -> bool {
-        lock(&self.shared.0).total == 0
     }
 
     /// Whether the sink could not be written to.
@@ -164,12 +158,12 @@ fn read(
     }
 }
 
-/// Passes bytes on as they are, but not a terminal's control sequences to a terminal.
+/// Passes bytes on: to a terminal without control sequences, to a file or another program without carriage returns.
 fn pass_on(bytes: &[u8], mut sink: impl Write, is_terminal: bool) -> io::Result<()> {
-    let shown = if is_terminal {
-        Cow::from(harmless(bytes))
+    let shown: Vec<u8> = if is_terminal {
+        harmless(bytes)
     } else {
-        Cow::from(bytes)
+        bytes.iter().copied().filter(|&byte| byte != b'\r').collect()
     };
     sink.write_all(&shown)?;
     sink.flush()
@@ -200,7 +194,7 @@ mod tests {
     fn lines_are_found_while_they_come_and_after() {
         let (source, mut guest) = io::pipe().unwrap();
         let mut console = Console::start(source, Sink::Nowhere, || ());
-        assert!(console.is_empty());
+        assert!(console.text().is_empty());
         guest.write_all(b"one\r\ntwo\r\nthr").unwrap();
         assert_eq!(
             console

@@ -78,11 +78,16 @@ impl FromStr for Distance {
 #[command(next_help_heading = "The machine")]
 pub struct Machine {
     /// Number of NUMA nodes that have CPUs and memory
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, allow_negative_numbers = true)]
     pub nodes: u32,
 
     /// Number of CPUs of the whole machine. Nodes get equal shares in order; the first get one more where it does not divide
-    #[arg(long, value_name = "TOTAL", default_value_t = 8)]
+    #[arg(
+        long,
+        value_name = "TOTAL",
+        default_value_t = 8,
+        allow_negative_numbers = true
+    )]
     pub cpus: u32,
 
     /// Memory of the whole machine, as in 4G or 1536M, shared out like the CPUs
@@ -316,6 +321,10 @@ impl Machine {
                     nodes - 1
                 );
             }
+            let same = |other: &&Distance| (other.source, other.destination) == (*source, *destination);
+            if self.distances.iter().filter(same).count() > 1 {
+                bail!("--distance {source}:{destination}:{value}: this distance is given twice");
+            }
         }
         if self.distances.is_empty() {
             return Ok(Vec::new());
@@ -514,6 +523,11 @@ mod tests {
             error(&machine),
             "--distance 0:4:30: there is no node 4, only 0 to 3"
         );
+        let machine = Machine {
+            distances: vec!["0:1:30".parse().unwrap(), "0:1:20".parse().unwrap()],
+            ..Machine::default()
+        };
+        assert_eq!(error(&machine), "--distance 0:1:30: this distance is given twice");
         let machine = Machine {
             memory: Mebibytes(2),
             ..Machine::default()

@@ -97,7 +97,7 @@ impl Qemu {
     /// # Errors
     /// If the program can not be run, or does not say its version; if `QEMU` names no program.
     pub fn find() -> Result<Option<Self>> {
-        let chosen = std::env::var_os("QEMU");
+        let chosen = std::env::var_os("QEMU").filter(|name| !name.is_empty());
         let is_chosen = chosen.is_some();
         let program = chosen.unwrap_or_else(|| "qemu-system-x86_64".into());
         let name = program.display();
@@ -108,7 +108,16 @@ impl Qemu {
         {
             Ok(output) => output,
             Err(error) if error.kind() == ErrorKind::NotFound && !is_chosen => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot run {name}")),
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    let source = if is_chosen {
+                        ", which the variable QEMU names"
+                    } else {
+                        ""
+                    };
+                    format!("cannot run {name}{source}")
+                });
+            }
         };
         let text = String::from_utf8_lossy(&output.stdout);
         let version = Version::parse(&text)
