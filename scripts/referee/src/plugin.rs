@@ -1,8 +1,8 @@
 //! Joins the counting to QEMU's callbacks.
 //!
 //! Everything is counted by callbacks, and only while a phase is under way. QEMU's own counters (its scoreboards, to which translated
-//! code adds inline) would be faster, but QEMU 10.0 breaks them with one thread for all vCPUs: it multiplies the vCPU's number, which it
-//! then holds for a constant, in place, so that the second addition in a block goes astray, and other uses of that constant with it.
+//! code adds inline) would be faster, but QEMU 10.0.2 crashes on two of them in a block, with one thread for all vCPUs: as if it multiplied
+//! the vCPU's number, which it then holds for a constant, in place (not traced).
 //!
 //! Accesses are looked up within phases only, for another reason too: while devices are being mapped, as during boot, QEMU's look-up of
 //! a hardware address may stop with a failed assertion.

@@ -94,21 +94,3 @@ pub enum NumaEvent {
     /// Memory came from this node while the CPU that asked was on another.
     Other,
 }
-
-impl NumaEvent {
-    /// All events, in the order of [`index`](Self::index).
-    pub const ALL: [Self; 6] = [
-        Self::Hit,
-        Self::Miss,
-        Self::Foreign,
-        Self::Interleave,
-        Self::Local,
-        Self::Other,
-    ];
-
-    /// The event as an index into an array of one counter per event.
-    #[must_use]
-    pub const fn index(self) -> usize {
-        self as usize
-    }
-}

@@ -429,11 +429,6 @@ fn interleave_is_even_over_the_nodes_with_memory() {
     );
 }
 
-#[test]
-fn events_have_distinct_indexes() {
-    assert_eq!(NumaEvent::ALL.map(NumaEvent::index), [0, 1, 2, 3, 4, 5]);
-}
-
 /// The words that a misuse panics with.
 fn panic_of(misuse: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(misuse)).expect_err("a misuse is noticed");
