@@ -4,8 +4,7 @@
 //! prints `phase NN NAME ops=K cpus=C`. An instruction counter outside of the machine does the rest; there are no clocks here. A phase
 //! ends when all that its operations have begun is done: threads have ended, and memory is given back.
 //!
-//! The same source runs on the bare machine and on Linux. What Homenode can not do yet runs on Linux alone, and is skipped by name
-//! elsewhere.
+//! The same source runs on the bare machine and on Linux.
 #![cfg_attr(not(feature = "hosted"), no_std)]
 
 extern crate alloc;
@@ -51,13 +50,14 @@ pub fn run(args: Args) -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("error: {error}\n\n{USAGE}");
+            // The error last, so that it is what is seen.
+            eprintln!("{USAGE}\n\nbench: {error}");
             return ExitCode::from(USAGE_STATUS);
         }
     };
     for group in options.groups {
         if let Err(error) = run_group(group, options.threads) {
-            eprintln!("error: {}: {error}", group.name());
+            eprintln!("bench: {}: {error}", group.name());
             return ExitCode::from(MEMORY_STATUS);
         }
     }
@@ -76,12 +76,6 @@ fn run_group(group: Group, threads: usize) -> Result<(), Failure> {
         Group::Alloc => memory::alloc(threads),
         Group::Message => message::round_trips(),
     }
-}
-
-/// Says that a benchmark is left out here, and why.
-#[cfg(not(feature = "hosted"))]
-fn skip(name: &str, reason: &str) {
-    println!("skipped {name}: {reason}");
 }
 
 /// Why a benchmark could not run.

@@ -1,102 +1,160 @@
 //! Taking memory and giving it back.
 
 use alloc::alloc::{Layout, handle_alloc_error};
+use alloc::vec::Vec;
 use core::hint;
 use core::ptr::NonNull;
 
-use homenode::mem::{Policy, Region, Reservation};
+use homenode::Node;
+use homenode::mem::{Options, PageSize, Pages, Policy, Protection, Region, RegionError, Reservation};
 use homenode::phase::Phase;
+use homenode::println;
 use homenode::thread::{self, Builder};
 
 use crate::Failure;
-#[cfg(feature = "hosted")]
-use crate::linux;
 use crate::meter::Meter;
-#[cfg(not(feature = "hosted"))]
-use crate::skip;
-use crate::team::{beside_computing, cpus, measure, settle};
+use crate::team::{beside_computing, cpus, measure, measure_turns, settle, warm_up_turns};
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+const HUGE_PAGE_BYTES: usize = PageSize::Size2MiB.bytes() as usize;
 /// 64-bit words of a huge page.
 const HUGE_PAGE_WORDS: usize = HUGE_PAGE_BYTES / size_of::<u64>();
+
+/// What one table of 2 MiB pages maps.
+const TABLE_BYTES: usize = PageSize::Size1GiB.bytes() as usize;
 
 /// 2 MiB pages that each thread takes.
 const HUGE_PAGES: usize = 32;
 /// 4 KiB pages that each thread takes.
-#[cfg(feature = "hosted")]
 const SMALL_PAGES: usize = 8192;
 
 /// How often memory is taken and given back while other threads compute.
-#[cfg(feature = "hosted")]
 const SMALL_UNMAPS: usize = 1000;
 const HUGE_UNMAPS: usize = 200;
 
-#[cfg(not(feature = "hosted"))]
-const NO_DEMAND_PAGING: &str = "needs demand paging, which Homenode does not have yet";
-#[cfg(not(feature = "hosted"))]
-const NO_SMALL_PAGES: &str = "needs ranges of 4 KiB pages, which Homenode does not have yet";
-
-/// First touches of 4 KiB and of 2 MiB pages, and 2 MiB pages taken without a fault: each thread its own.
+/// First touches of 4 KiB and of 2 MiB pages, and 2 MiB pages taken without a fault.
 pub(crate) fn faults(threads: usize) -> Result<(), Failure> {
-    #[cfg(not(feature = "hosted"))]
-    for name in ["fault_4k", "fault_2m"] {
-        skip(name, NO_DEMAND_PAGING);
+    fault::<0x10>("fault_4k", threads, SMALL_PAGES, PageSize::Size4KiB)?;
+    fault::<0x12>("fault_2m", threads, HUGE_PAGES, PageSize::Size2MiB)?;
+    fault_in_own_table(threads)?;
+    fault_in_shared_array(threads)?;
+    populate(threads)
+}
+
+/// Each thread asks for 2 MiB pages of its own. An operation is a page.
+fn populate(threads: usize) -> Result<(), Failure> {
+    const NAME: &str = "populate_2m";
+    const PHASE: Phase<0x14> = Phase::new(NAME);
+    let pages = affordable(NAME, threads, HUGE_PAGES, PageSize::Size2MiB);
+    measure(PHASE, threads, pages, threads * pages, |pages| {
+        let reservation = Reservation::<u64>::new(pages * HUGE_PAGE_WORDS)?;
+        reservation
+            .populate(0..reservation.len(), Policy::Local)
+            .map_err(RegionError::from)?;
+        Ok(reservation)
+    })
+}
+
+/// Each thread touches pages of its own. An operation is a page.
+fn fault<const NUMBER: u8>(
+    name: &'static str,
+    threads: usize,
+    pages: usize,
+    size: PageSize,
+) -> Result<(), Failure> {
+    let pages = affordable(name, threads, pages, size);
+    let work = |pages| touched(pages, size);
+    measure(Phase::<NUMBER>::new(name), threads, pages, threads * pages, work)
+}
+
+/// Each thread touches 2 MiB pages in a GiB of addresses of its own, so that no two of them share a table. An operation is a page.
+fn fault_in_own_table(threads: usize) -> Result<(), Failure> {
+    const NAME: &str = "fault_2m_1g";
+    const PHASE: Phase<0x16> = Phase::new(NAME);
+    let pages = affordable(NAME, threads, HUGE_PAGES, PageSize::Size2MiB);
+    let room = |_| Pages::reserve(2 * TABLE_BYTES, Options::default());
+    let rooms = (0..threads).map(room).collect::<Result<Vec<_>, _>>()?;
+    measure_turns(PHASE, threads, pages, threads * pages, |thread, turns| {
+        let room = &rooms[thread];
+        let first = room.start().as_ptr().align_offset(TABLE_BYTES) + turns.start * HUGE_PAGE_BYTES;
+        touch(room, first, turns.len(), PageSize::Size2MiB);
+        Ok(())
+    })
+}
+
+/// All threads touch 2 MiB pages of one array, each in a slice of its own. An operation is a page.
+fn fault_in_shared_array(threads: usize) -> Result<(), Failure> {
+    const NAME: &str = "fault_2m_shared";
+    const PHASE: Phase<0x18> = Phase::new(NAME);
+    let pages = affordable(NAME, threads, HUGE_PAGES, PageSize::Size2MiB);
+    let slice_bytes = (warm_up_turns(pages) + pages) * HUGE_PAGE_BYTES;
+    let array = Pages::reserve(threads * slice_bytes, Options::default())?;
+    measure_turns(PHASE, threads, pages, threads * pages, |thread, turns| {
+        let first = thread * slice_bytes + turns.start * HUGE_PAGE_BYTES;
+        touch(&array, first, turns.len(), PageSize::Size2MiB);
+        Ok(())
+    })
+}
+
+/// As many of `pages` pages for each thread as leave a quarter of the machine's memory free. Says so if these are not all.
+fn affordable(name: &str, threads: usize, pages: usize, size: PageSize) -> usize {
+    let memory: u64 = homenode::topology().nodes().iter().map(Node::memory_bytes).sum();
+    let fitting = (memory / 4 * 3 / size.bytes()) as usize / threads;
+    // The warm-up's may be there at the same time.
+    let fitting = (fitting * 8 / 9).clamp(1, pages);
+    if fitting < pages {
+        println!("scaled {name}: {fitting} of {pages} pages for each thread, since memory is short");
     }
-    #[cfg(feature = "hosted")]
-    {
-        use linux::{Mapping, PageSize};
-        measure(
-            Phase::<0x10>::new("fault_4k"),
-            threads,
-            SMALL_PAGES,
-            threads * SMALL_PAGES,
-            |pages| Mapping::touched(pages, PageSize::Small),
-        )?;
-        measure(
-            Phase::<0x12>::new("fault_2m"),
-            threads,
-            HUGE_PAGES,
-            threads * HUGE_PAGES,
-            |pages| Mapping::touched(pages, PageSize::Huge),
-        )?;
-    }
-    measure(
-        Phase::<0x14>::new("populate_2m"),
-        threads,
-        HUGE_PAGES,
-        threads * HUGE_PAGES,
-        |pages| {
-            let reservation = Reservation::<u64>::new(pages * HUGE_PAGE_WORDS)?;
+    fitting
+}
+
+/// A reservation of `pages` pages of this size, each written to.
+fn touched(pages: usize, size: PageSize) -> Result<Pages, Failure> {
+    let options = Options {
+        page_size: size,
+        ..Options::default()
+    };
+    let reservation = Pages::reserve(pages * size.bytes() as usize, options)?;
+    touch(&reservation, 0, pages, size);
+    Ok(reservation)
+}
+
+/// Writes to each of `pages` pages, the first of which begins at the byte `first`.
+fn touch(reservation: &Pages, first: usize, pages: usize, size: PageSize) {
+    let page_bytes = size.bytes() as usize;
+    assert!(
+        first + pages * page_bytes <= reservation.bytes(),
+        "pages lie in their reservation"
+    );
+    for page in 0..pages {
+        // SAFETY: the byte lies in the reservation, in a part that only this thread uses, and may be written to.
+        unsafe {
             reservation
-                .populate(0..reservation.len(), Policy::Local)
-                .map_err(|error| Failure::Memory(error.into()))?;
-            Ok(reservation)
-        },
-    )
+                .start()
+                .add(first + page * page_bytes)
+                .write_volatile(1);
+        }
+    }
 }
 
 /// One thread takes, touches and gives back, while the others compute.
 pub(crate) fn unmap(threads: usize) -> Result<(), Failure> {
-    #[cfg(not(feature = "hosted"))]
-    for name in ["unmap_16", "protect_16"] {
-        skip(name, NO_SMALL_PAGES);
-    }
-    #[cfg(feature = "hosted")]
-    {
-        const PAGES: usize = 16;
-        use linux::{Mapping, PageSize};
-        let unmap = |count| (0..count).try_for_each(|_| Mapping::touched(PAGES, PageSize::Small).map(drop));
-        beside(Phase::<0x20>::new("unmap_16"), threads, SMALL_UNMAPS, unmap)?;
-        let mapping = Mapping::touched(PAGES, PageSize::Small)?;
-        let protect = |count| {
-            for _ in 0..count {
-                mapping.protect_and_restore();
-                mapping.touch();
+    const PAGES: usize = 16;
+    const SIZE: PageSize = PageSize::Size4KiB;
+    let unmap = |count| (0..count).try_for_each(|_| touched(PAGES, SIZE).map(drop));
+    beside(Phase::<0x20>::new("unmap_16"), threads, SMALL_UNMAPS, unmap)?;
+    let pages = touched(PAGES, SIZE)?;
+    let protect = |count| {
+        for _ in 0..count {
+            for protection in [Protection::Read, Protection::ReadWrite] {
+                pages
+                    .protect(0..pages.bytes(), protection)
+                    .map_err(RegionError::from)?;
             }
-            Ok(())
-        };
-        beside(Phase::<0x22>::new("protect_16"), threads, SMALL_UNMAPS, protect)?;
-    }
+            touch(&pages, 0, PAGES, SIZE);
+        }
+        Ok(())
+    };
+    beside(Phase::<0x22>::new("protect_16"), threads, SMALL_UNMAPS, protect)?;
     let unmap = |count| {
         for _ in 0..count {
             let mut region = Region::<u64>::new(HUGE_PAGE_WORDS, Policy::Local)?;

@@ -14,7 +14,9 @@ usage: bench [OPTION]... GROUP...
 Runs small benchmarks between phase markers, for an instruction counter outside of the machine.
 
 GROUP is all, or one of
-  faults    memory is taken: fault_4k and fault_2m by first touch, populate_2m by asking for it
+  faults    memory is taken: by first touch of 4 KiB pages (fault_4k) and of 2 MiB pages (fault_2m), those also by each thread
+            in a GiB of addresses of its own (fault_2m_1g) and in a slice of one array (fault_2m_shared); by asking for it
+            (populate_2m). Fewer pages where memory is short: a line says so
   unmap     memory is taken, touched and given back while the other threads compute: unmap_16 (16 pages of 4 KiB), unmap_2m
             (a page of 2 MiB); protect_16 takes the right to write from 16 pages of 4 KiB and gives it back
   grid      grid_N_T: N pages of 2 MiB are touched, then T threads are started that read a word of each 10 times
@@ -88,7 +90,13 @@ impl Group {
     /// The names of the group's phases.
     pub(crate) const fn phases(self) -> &'static [&'static str] {
         match self {
-            Self::Faults => &["fault_4k", "fault_2m", "populate_2m"],
+            Self::Faults => &[
+                "fault_4k",
+                "fault_2m",
+                "fault_2m_1g",
+                "fault_2m_shared",
+                "populate_2m",
+            ],
             Self::Unmap => &["unmap_16", "protect_16", "unmap_2m"],
             Self::Grid => &["grid_100_100", "grid_100_1000"],
             Self::Threads => &["thread_create_join"],

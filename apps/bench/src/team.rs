@@ -2,15 +2,17 @@
 
 use alloc::vec::Vec;
 use core::hint;
+use core::ops::Range;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
 use homenode::phase::Phase;
 use homenode::sync::Barrier;
-use homenode::thread::{self, Builder, Scope};
+use homenode::thread::{self, Builder, Scope, SpawnError};
+use homenode::{ExitCode, eprintln};
 
-use crate::Failure;
 use crate::meter::Meter;
+use crate::{Failure, MEMORY_STATUS};
 
 /// Rounds of a computing thread between two spin hints. An emulator that has one thread for all CPUs turns to the next at a hint;
 /// without any, every interrupt would wait for the end of a time slice.
@@ -33,13 +35,34 @@ pub(crate) fn measure<const NUMBER: u8, R>(
     operations: usize,
     work: impl Fn(usize) -> Result<R, Failure> + Sync,
 ) -> Result<(), Failure> {
+    let work = |_, turns: Range<usize>| work(turns.len());
+    measure_turns(phase, threads, count, operations, work)
+}
+
+/// The turns of a thread's warm-up, before `count` turns that are measured.
+pub(crate) const fn warm_up_turns(count: usize) -> usize {
+    count.div_ceil(8)
+}
+
+/// Like [`measure`], with `work(thread, turns)`: threads are numbered from 0, and so are a thread's turns, those of the warm-up first.
+///
+/// # Errors
+/// As for [`measure`].
+pub(crate) fn measure_turns<const NUMBER: u8, R>(
+    phase: Phase<NUMBER>,
+    threads: usize,
+    count: usize,
+    operations: usize,
+    work: impl Fn(usize, Range<usize>) -> Result<R, Failure> + Sync,
+) -> Result<(), Failure> {
     let meeting = Barrier::new(threads);
-    let member = |is_leader: bool| {
-        let warm = work(count.div_ceil(8)).map(drop);
+    let first = warm_up_turns(count);
+    let member = |thread: usize| {
+        let warm = work(thread, 0..first).map(drop);
         meeting.wait();
-        let meter = is_leader.then(|| Meter::begin(phase));
+        let meter = (thread == 0).then(|| Meter::begin(phase));
         meeting.wait();
-        let result = work(count);
+        let result = work(thread, first..first + count);
         meeting.wait();
         let measured = meter.map(Meter::end);
         // What is dropped must not fall into the phase of a leader who is late.
@@ -52,18 +75,29 @@ pub(crate) fn measure<const NUMBER: u8, R>(
     Ok(())
 }
 
-/// Runs `member` on `threads` threads, of which one is told that it is the leader, and returns what one of them has to tell.
+/// Runs `member` on `threads` threads, each with its number, and returns what one of them has to tell.
 fn together<R: Send>(
     threads: usize,
-    member: impl Fn(bool) -> Result<Option<R>, Failure> + Sync,
+    member: impl Fn(usize) -> Result<Option<R>, Failure> + Sync,
 ) -> Result<Option<R>, Failure> {
     let member = &member;
     thread::scope(|scope| {
-        let spawn = |number| scope.spawn(move || member(number == 0));
+        let spawn = |number| {
+            let started = Builder::new().spawn_scoped(scope, move || member(number));
+            started.unwrap_or_else(|error| give_up(number, &error))
+        };
         let members: Vec<_> = (0..threads).map(spawn).collect();
         let mut results = members.into_iter().map(thread::ScopedJoinHandle::join);
         results.try_fold(None, |told, result| Ok(told.or(result?)))
     })
+}
+
+/// Ends the program, since `started` threads wait for one that can not be started.
+fn give_up(started: usize, error: &SpawnError) -> ! {
+    eprintln!(
+        "bench: {started} threads have started, but no more: {error}; try fewer --threads, or more memory"
+    );
+    homenode::exit(ExitCode::from(MEMORY_STATUS))
 }
 
 /// Calls `work` while threads on other CPUs compute, so that `threads` CPUs are busy (all, if there are fewer).
@@ -78,10 +112,12 @@ pub(crate) fn beside_computing<R>(
     let (started, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for _ in 0..others {
-            Builder::new().spawn_scoped(scope, || {
+            let other = Builder::new().spawn_scoped(scope, || {
                 started.fetch_add(1, Relaxed);
                 compute_until(&done);
-            })?;
+            });
+            // Those that have started would compute for ever.
+            other.inspect_err(|_| done.store(true, Relaxed))?;
         }
         while started.load(Relaxed) < others {
             hint::spin_loop();

@@ -94,7 +94,7 @@ fn ratio(theirs: &[f64], ours: &[f64]) -> f64 {
 /// Measures one size and prints a line of the table.
 fn measure(fftw: &Fftw<'_>, n: usize) {
     let size = Size { x: n, y: n, z: n };
-    let region = || Region::<Complex>::new(size.points(), Policy::Local).expect("there is memory");
+    let region = || Region::<Complex>::populated(size.points(), Policy::Local).expect("there is memory");
     let (mut start, mut grid, mut other) = (region(), region(), region());
     let mut state = 1_u64;
     let mut number = || {

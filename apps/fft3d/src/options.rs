@@ -25,9 +25,10 @@ Transforms a 3-D grid of complex numbers with all CPUs, checks the result, and s
       --threads N        worker threads (default: one for each CPU)
       --repeat N         forward and inverse transforms of the grid (default: 1)
       --realloc          new threads and a new grid for each of them
-      --first-touch worker|master
-                         who takes the grid's memory: each worker its slab, or the main thread all (default: worker)
-      --policy local|interleave|bind:NODE
+      --first-touch worker|master|demand
+                         who takes the grid's memory: each worker its slab, the main thread all, or each page whoever
+                         writes to it first (default: worker)
+      --policy local|interleave|bind:NODE|preferred:NODE
                          where memory is taken (default: local, the node of who takes it)
       --simd auto|sse2|avx2|avx512
                          vector instructions (default: auto, the widest that there are)
@@ -64,6 +65,8 @@ pub(crate) enum FirstTouch {
     Worker,
     /// The main thread everything.
     Master,
+    /// Nobody in advance: a page comes when it is first written to.
+    Demand,
 }
 
 impl fmt::Display for FirstTouch {
@@ -71,6 +74,7 @@ impl fmt::Display for FirstTouch {
         f.write_str(match self {
             Self::Worker => "worker",
             Self::Master => "master",
+            Self::Demand => "demand",
         })
     }
 }
@@ -183,7 +187,8 @@ impl Options {
                     options.first_touch = match value {
                         "worker" => FirstTouch::Worker,
                         "master" => FirstTouch::Master,
-                        _ => return Err(wrong(&"expected worker or master")),
+                        "demand" => FirstTouch::Demand,
+                        _ => return Err(wrong(&"expected worker, master or demand")),
                     }
                 }
                 "policy" => options.policy = policy(value).map_err(|error| wrong(&error))?,
@@ -254,15 +259,16 @@ fn npb_problem(value: &str) -> Result<NpbProblem, &'static str> {
 }
 
 fn policy(value: &str) -> Result<Policy, &'static str> {
-    match value.split_once(':') {
-        None if value == "local" => Ok(Policy::Local),
-        None if value == "interleave" => Ok(Policy::Interleave),
-        Some(("bind", node)) => node
-            .parse()
-            .map(|node| Policy::Bind(NodeId(node)))
-            .map_err(|_| "expected a node's number after bind:"),
-        _ => Err("expected local, interleave or bind:NODE"),
-    }
+    let of_node: fn(NodeId) -> Policy = match value.split_once(':') {
+        None if value == "local" => return Ok(Policy::Local),
+        None if value == "interleave" => return Ok(Policy::Interleave),
+        Some(("bind", _)) => Policy::Bind,
+        Some(("preferred", _)) => Policy::Preferred,
+        _ => return Err("expected local, interleave, bind:NODE or preferred:NODE"),
+    };
+    let node = value.split_once(':').and_then(|(_, node)| node.parse().ok());
+    node.map(|node| of_node(NodeId(node)))
+        .ok_or("expected a node's number after the colon")
 }
 
 #[cfg(test)]
@@ -303,6 +309,8 @@ mod tests {
         assert_eq!(options, expected);
         assert_eq!(run("--n=60").problem.size(), Size { x: 60, y: 60, z: 60 });
         assert_eq!(run("--policy interleave").policy, Policy::Interleave);
+        assert_eq!(run("--policy preferred:3").policy, Policy::Preferred(NodeId(3)));
+        assert_eq!(run("--first-touch demand").first_touch, FirstTouch::Demand);
         assert_eq!(run("--simd auto").simd, None);
         assert_eq!(parse("--json -h"), Ok(Request::Help));
     }
@@ -335,6 +343,10 @@ mod tests {
             ("--first-touch nobody", "`--first-touch nobody`"),
             ("--policy bind:", "`--policy bind:`"),
             ("--policy bind:x", "`--policy bind:x`"),
+            (
+                "--policy preferred:-1",
+                "`--policy preferred:-1`: expected a node's number",
+            ),
             ("--policy local:1", "`--policy local:1`"),
             ("--simd avx3", "`--simd avx3`"),
             ("--json=yes", "`--json`"),

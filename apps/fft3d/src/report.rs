@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
-use homenode::mem::PagesOn;
+use homenode::mem::Region;
 use homenode::phase::Phase;
 use homenode::println;
 use homenode_topology::Bytes;
@@ -154,9 +154,12 @@ pub(crate) struct Pages {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
     name: &'static str,
+    /// The largest error, or that of the last failure.
     error: f64,
     limit: f64,
     passed: bool,
+    /// How often it was made.
+    count: usize,
 }
 
 /// Everything that a run found out.
@@ -217,16 +220,17 @@ impl Report {
         );
     }
 
-    /// Remembers where the pages of a grid are, and prints it. Only the first grid of a name counts.
-    pub(crate) fn placed(&mut self, grid: &'static str, placement: &[PagesOn]) {
-        if self.pages.iter().any(|pages| pages.grid == grid) {
+    /// Remembers where the pages of a grid are, and prints it. Only the first grid of a name that has pages counts.
+    pub(crate) fn placed(&mut self, name: &'static str, grid: &Region<Complex>) {
+        if self.pages.iter().any(|pages| pages.grid == name) {
             return;
         }
-        for pages in placement {
-            println!("{grid}: node {}: {} x {}", pages.node, pages.count, pages.size);
+        let placement = grid.placement();
+        for pages in &placement {
+            println!("{name}: node {}: {} x {}", pages.node, pages.count, pages.size);
         }
         self.pages.extend(placement.iter().map(|pages| Pages {
-            grid,
+            grid: name,
             node: pages.node.0,
             page_bytes: pages.size.bytes(),
             count: pages.count,
@@ -238,23 +242,20 @@ impl Report {
         // An error that is no number has not passed.
         let passed = error <= limit;
         match self.checks.iter_mut().find(|known| known.name == name) {
-            Some(known) if passed => {
-                known.error = known.error.max(error);
-                return;
-            }
             Some(known) => {
-                *known = Check {
-                    name,
-                    error,
-                    limit,
-                    passed,
+                known.count += 1;
+                if passed {
+                    known.error = known.error.max(error);
+                    return;
                 }
+                (known.error, known.passed) = (error, false);
             }
             None => self.checks.push(Check {
                 name,
                 error,
                 limit,
                 passed,
+                count: 1,
             }),
         }
         let verdict = if passed { "passed" } else { "FAILED" };
@@ -284,6 +285,12 @@ impl Report {
                 each(z)
             );
             println!("{} GFLOP/s (5 N log2 N)", Significant(self.gflops));
+        }
+        for check in self.checks.iter().filter(|check| check.passed && check.count > 1) {
+            let Check {
+                name, error, count, ..
+            } = check;
+            println!("check: {name}: passed {count} times, largest error {error:.1e}");
         }
         let failed: Vec<_> = self
             .checks

@@ -121,11 +121,11 @@ impl Program {
             })?,
         };
         let nodes = homenode::topology().nodes().len();
-        if let Policy::Bind(node) = options.policy
+        if let Policy::Bind(node) | Policy::Preferred(node) = options.policy
             && node.index() >= nodes
         {
             let problem = format!("this machine has nodes 0 to {}", nodes - 1);
-            return Err(UsageError::new(&format!("--policy bind:{node}"), problem).into());
+            return Err(UsageError::new(&format!("--policy {}", options.policy), problem).into());
         }
         let fft = Fft3::new(size, simd).map_err(|error| UsageError::new("--n", error))?;
         let cpus = thread::available_parallelism();
@@ -178,17 +178,17 @@ impl Program {
         self.waves(size, &mut grid);
         let repeat = self.options.repeat.get();
         if self.options.realloc {
-            self.free(grid);
+            self.free("grid", grid);
             let mut progress = Progress::new("round trip", repeat);
             for round in 0..repeat {
                 let mut grid = self.allocate("grid")?;
                 self.round_trips(&mut grid, 1);
-                self.free(grid);
+                self.free("grid", grid);
                 progress.done(round + 1);
             }
         } else {
             self.round_trips(&mut grid, repeat);
-            self.free(grid);
+            self.free("grid", grid);
         }
         Ok(())
     }
@@ -313,8 +313,8 @@ impl Program {
             }
             None => println!("no checksums are published for this size: nothing to compare with"),
         }
-        self.free(spectrum);
-        self.free(solution);
+        self.free("spectrum", spectrum);
+        self.free("solution", solution);
         Ok(())
     }
 
@@ -344,7 +344,7 @@ impl Program {
         let grid = ALLOCATE.marker().run(|| self.reserve_and_populate(points));
         let grid = grid.map_err(|error| Failure::NoMemory { bytes, error })?;
         self.report.stages.add(ALLOCATE, start.elapsed(), bytes as u64);
-        self.report.placed(name, &grid.placement());
+        self.report.placed(name, &grid);
         Ok(grid)
     }
 
@@ -352,22 +352,23 @@ impl Program {
         let Options {
             first_touch, policy, ..
         } = self.options;
-        let reservation = Reservation::new(points)?;
         match first_touch {
-            FirstTouch::Master => reservation.populate(0..points, policy)?,
+            FirstTouch::Demand => Region::new(points, policy),
+            FirstTouch::Master => Region::populated(points, policy),
             FirstTouch::Worker => {
-                let fft = &self.fft;
+                let (fft, reservation) = (&self.fft, Reservation::new(points)?);
                 let results = self.team.run(give_up, |worker| {
                     reservation.populate(Shares::new(&worker, fft).points(fft), policy)
                 });
                 results.into_iter().collect::<Result<(), _>>()?;
+                Ok(reservation.finish())
             }
         }
-        Ok(reservation.finish()?)
     }
 
-    /// Gives a grid back.
-    fn free(&mut self, grid: Region<Complex>) {
+    /// Gives a grid back, and reports it if it had no pages when it was allocated.
+    fn free(&mut self, name: &'static str, grid: Region<Complex>) {
+        self.report.placed(name, &grid);
         let bytes = size_of_val(&grid[..]);
         let start = Instant::now();
         FREE.marker().run(|| drop(grid));
@@ -428,6 +429,38 @@ impl Progress {
                 self.start.elapsed().as_secs_f64()
             );
             self.last = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_is_verified_and_placed() {
+        for first_touch in ["worker", "master", "demand"] {
+            for (line, verified) in [("--realloc", 5), ("", 1)] {
+                let line = format!("--n 16x12x10 --threads 7 --repeat 5 --first-touch {first_touch} {line}");
+                let Ok(Request::Run(options)) = Options::parse(line.split_whitespace()) else {
+                    panic!("{line}");
+                };
+                let mut program = Program::new(options).expect("the options can be obeyed");
+                program
+                    .transform(options.problem.size())
+                    .expect("there is memory");
+                let report = serde_json::to_value(&program.report).expect("it has a form");
+                assert_eq!(report["checks"][1]["count"], verified, "{line}: {report}");
+                assert_eq!(report["checks"][1]["passed"], true, "{line}: {report}");
+                assert_eq!(report["transforms"], 11, "{line}: {report}");
+                let pages = report["pages"].as_array().expect("a list");
+                let grid_bytes = 16 * 12 * 10 * size_of::<Complex>() as u64;
+                let placed = pages.iter().map(|pages| {
+                    pages["count"].as_u64().expect("a number")
+                        * pages["page_bytes"].as_u64().expect("a number")
+                });
+                assert!(placed.sum::<u64>() >= grid_bytes, "{line}: {report}");
+            }
         }
     }
 }

@@ -5,23 +5,21 @@ mod plot;
 pub mod results;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use self::results::{ResultFile, Run};
 use crate::console::Sink;
-use crate::emulator::{Launch, Network};
 use crate::machine::{Machine, Mebibytes};
-use crate::measurement::{Measurement, Report};
-use crate::qemu::{Accelerator, AcceleratorChoice, Qemu};
-use crate::record::End;
-use crate::referee::{self, Counts, Kernel, Referee};
-use crate::{build, command_line, setup};
+use crate::output;
+use crate::qemu::Qemu;
+use crate::trial::{Rig, System, Trial};
 
 /// The application that is measured.
-const APPLICATION: &str = "bench";
+pub(crate) const APPLICATION: &str = "bench";
 
 /// What `cargo xtask bench` is to do.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,7 +39,20 @@ pub struct Options {
     #[arg(long, value_name = "TOTAL", default_value = "4G")]
     pub memory: Mebibytes,
 
-    /// Count accesses to local and remote memory too, with a thread for each CPU: slow, and the instructions contain spinning
+    /// Words for the kernel's command line, as in "ptlock=coarse". A result with words is kept beside the one without
+    #[arg(long, value_name = "WORDS", default_value = "", hide_default_value = true)]
+    pub cmdline: String,
+
+    /// Measure Linux instead of Homenode; --cmdline then adds to Linux's command line
+    #[arg(long)]
+    pub linux: bool,
+
+    /// Boot this Linux kernel (a bzImage) instead of Debian's
+    #[arg(long, value_name = "FILE", requires = "linux")]
+    pub linux_kernel: Option<PathBuf>,
+
+    /// Count accesses to local and remote memory, and writes to shared lines, with a thread for each CPU: slow, and the
+    /// instructions contain spinning
     #[arg(long)]
     pub numa: bool,
 
@@ -49,40 +60,68 @@ pub struct Options {
     #[arg(long)]
     pub json: bool,
 
-    /// Keep the result in docs/results, whose page `cargo xtask results` then makes anew
+    /// Keep the result in docs/results, whose page `cargo xtask results` then makes anew. Runs that were kept of machines of other
+    /// sizes stay, if the same command and versions made them
     #[arg(long)]
     pub save: bool,
 
     /// Give up when a machine runs longer than this
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
-    pub timeout: u64,
+    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::parse_seconds, default_value = "1800")]
+    pub timeout: Duration,
 }
 
 impl Options {
-    fn referee_counts(&self) -> Counts {
-        if self.numa { Counts::Numa } else { Counts::Totals }
-    }
-
-    /// One thread for all CPUs makes totals repeatable; whose memory is accessed is known only with a thread for each CPU.
-    fn accelerator(&self) -> (AcceleratorChoice, Accelerator) {
-        if self.numa {
-            (AcceleratorChoice::Tcg, Accelerator::TcgMulti)
-        } else {
-            (AcceleratorChoice::TcgSingle, Accelerator::TcgSingle)
-        }
-    }
-
-    /// The command that these options stand for, without what only says where the result goes.
-    fn command(&self) -> String {
-        let cpus: Vec<String> = self.cpus_list.iter().map(ToString::to_string).collect();
-        let numa = if self.numa { " --numa" } else { "" };
-        format!(
-            "cargo xtask bench {} --cpus-list {} --nodes {} --memory {}M{numa}",
+    /// The command that these options stand for, on machines of these numbers of CPUs, without what only says where the result goes.
+    fn command(&self, cpus_list: &[u32]) -> String {
+        let cpus: Vec<String> = cpus_list.iter().map(ToString::to_string).collect();
+        let mut command = format!(
+            "cargo xtask bench {} --cpus-list {} --nodes {} --memory {}M",
             self.name,
             cpus.join(","),
             self.nodes,
             self.memory.0
-        )
+        );
+        if self.linux {
+            command += " --linux";
+        }
+        if self.numa {
+            command += " --numa";
+        }
+        if !self.cmdline.trim().is_empty() {
+            command += &format!(" --cmdline \"{}\"", self.cmdline.trim());
+        }
+        command
+    }
+
+    /// What the result calls the system.
+    fn system(&self) -> String {
+        let name = if self.linux { "linux" } else { results::HOMENODE };
+        format!("{name} {}", self.cmdline.trim()).trim_end().to_owned()
+    }
+
+    fn machine(&self, cpus: u32) -> Machine {
+        Machine {
+            nodes: self.nodes.min(cpus),
+            cpus,
+            memory: self.memory,
+            ..Machine::default()
+        }
+    }
+
+    /// The runs of `kept`, which the same command made, and those of `new`, which replace them where machines are of the same size.
+    fn merged(&self, mut new: ResultFile, kept: Option<&ResultFile>) -> ResultFile {
+        let is_same =
+            |kept: &&ResultFile| kept.command == self.command(&kept.cpus()) && kept.versions == new.versions;
+        let old = kept
+            .filter(is_same)
+            .map(|kept| kept.runs.as_slice())
+            .unwrap_or_default();
+        let measured = new.cpus();
+        new.runs
+            .extend(old.iter().filter(|run| !measured.contains(&run.cpus)).cloned());
+        new.runs.sort_by_key(|run| run.cpus);
+        new.command = self.command(&new.cpus());
+        new
     }
 }
 
@@ -93,20 +132,22 @@ impl Options {
 pub fn run(options: &Options) -> Result<()> {
     ensure!(!options.cpus_list.is_empty(), "--cpus-list is empty");
     for &cpus in &options.cpus_list {
-        machine(options, cpus).validate()?;
+        options.machine(cpus).validate()?;
     }
     let result = measure(options)?;
     if options.json {
-        println!("{}", serde_json::to_string(&result)?);
+        output::line(&serde_json::to_string(&result)?)?;
     } else {
-        println!("{}", result.table());
+        output::line(&result.table())?;
     }
-    if let Some(kept) = result.kept()? {
-        for change in result.changes(&kept) {
+    let kept = result.kept()?;
+    if let Some(kept) = &kept {
+        for change in result.changes(kept) {
             eprintln!("warning: {change}");
         }
     }
     if options.save {
+        let result = options.merged(result, kept.as_ref());
         result.save()?;
         eprintln!(
             "{}: `cargo xtask results` makes the page anew",
@@ -121,78 +162,53 @@ pub fn run(options: &Options) -> Result<()> {
 /// # Errors
 /// As those of [`run`].
 pub fn measure(options: &Options) -> Result<ResultFile> {
-    let qemu = setup::qemu()?;
-    let plugin = referee::build()?;
-    let image = build::build(APPLICATION)?.path;
+    let system = if options.linux {
+        System::linux(APPLICATION, options.linux_kernel.as_deref())?
+    } else {
+        System::homenode(APPLICATION)?
+    };
+    let rig = Rig::new(options.numa, Sink::Nowhere, Some(options.timeout))?;
     let mut runs = Vec::new();
     for &cpus in &options.cpus_list {
         eprintln!("{} on {cpus} CPUs", options.name);
-        let folder = tempfile::Builder::new().prefix("homenode-").tempdir()?;
-        let (out, machine) = (folder.path().join("counts.json"), machine(options, cpus));
-        let (choice, accelerator) = options.accelerator();
-        let referee = Referee {
-            counts: options.referee_counts(),
-            kernel: Kernel::Image(image.clone()),
-            cache: None,
-        };
-        let launch = Launch {
-            command_line: command_line::join("", std::slice::from_ref(&options.name))?,
-            accelerator: choice,
-            // A network card would interrupt now and then.
-            network: Network::None,
-            qemu_arguments: referee.arguments(&plugin, &machine, folder.path(), &out)?,
-            machine,
-        };
-        let console = boot(&launch, &qemu, &image, Duration::from_secs(options.timeout))?;
-        let counts = std::fs::read_to_string(&out).context("the referee left no counts")?;
-        let Measurement { phases, skipped } = Measurement::new(&console, &Report::parse(&counts)?)?;
+        let machine = options.machine(cpus);
+        let Trial {
+            command_line,
+            measurement,
+            ..
+        } = rig.run(
+            &system,
+            &machine,
+            &options.cmdline,
+            std::slice::from_ref(&options.name),
+        )?;
         runs.push(Run {
             cpus,
-            nodes: launch.machine.nodes,
-            machine: launch.machine.arguments(accelerator)?.join(" "),
-            command_line: launch.command_line.trim().to_owned(),
-            phases,
-            skipped,
+            nodes: machine.nodes,
+            machine: rig.describe(&machine)?.join(" "),
+            command_line,
+            phases: measurement.phases,
+            skipped: measurement.skipped,
         });
+    }
+    let mut versions = versions(&rig.qemu)?;
+    if let Some(version) = system.linux_version() {
+        versions.insert("linux".to_owned(), version.to_owned());
     }
     Ok(ResultFile {
         benchmark: format!("{}{}", options.name, if options.numa { "-numa" } else { "" }),
-        system: "homenode".to_owned(),
-        command: options.command(),
-        versions: versions(&qemu)?,
+        system: options.system(),
+        command: options.command(&options.cpus_list),
+        versions,
         runs,
     })
-}
-
-fn machine(options: &Options, cpus: u32) -> Machine {
-    Machine {
-        nodes: options.nodes.min(cpus),
-        cpus,
-        memory: options.memory,
-        ..Machine::default()
-    }
-}
-
-/// Runs the application to its end, which must be a good one, and returns what it wrote.
-fn boot(launch: &Launch, qemu: &Qemu, image: &std::path::Path, timeout: Duration) -> Result<String> {
-    let running = launch.start(qemu, image, Sink::Nowhere, || ())?;
-    let outcome = running.finish(Some(timeout))?;
-    if outcome.end == End::Program(0) {
-        return Ok(outcome.console);
-    }
-    let reason = outcome.end.message().unwrap_or("the application failed");
-    bail!(
-        "{reason}; the console:\n{}\n{}",
-        outcome.console.trim_end(),
-        outcome.complaints
-    )
 }
 
 /// What takes part in a measurement, by name.
 ///
 /// # Errors
 /// If the compiler does not say its version.
-pub fn versions(qemu: &Qemu) -> Result<BTreeMap<String, String>> {
+fn versions(qemu: &Qemu) -> Result<BTreeMap<String, String>> {
     let output = Command::new("rustc")
         .arg("--version")
         .output()
@@ -214,6 +230,7 @@ pub fn versions(qemu: &Qemu) -> Result<BTreeMap<String, String>> {
 mod tests {
     use clap::Parser as _;
 
+    use super::results::tests::result;
     use super::*;
 
     #[derive(clap::Parser)]
@@ -229,24 +246,66 @@ mod tests {
     #[test]
     fn the_command_of_a_result_makes_the_same_result() {
         let options = |line: &str| options(line.strip_prefix("cargo xtask ").unwrap());
-        let asked =
-            options("cargo xtask bench faults --cpus-list 1,64 --nodes 8 --memory 16G --json --save --numa");
-        assert_eq!(
-            asked.command(),
-            "cargo xtask bench faults --cpus-list 1,64 --nodes 8 --memory 16384M --numa"
+        let asked = options(
+            "cargo xtask bench faults --cpus-list 1,64 --nodes 8 --memory 16G --json --save --numa --linux",
         );
-        assert_eq!(options(&asked.command()).command(), asked.command());
+        let command = asked.command(&asked.cpus_list);
+        assert_eq!(
+            command,
+            "cargo xtask bench faults --cpus-list 1,64 --nodes 8 --memory 16384M --linux --numa"
+        );
+        let again = options(&command);
+        assert_eq!(again.command(&again.cpus_list), command);
+        let words = options("cargo xtask bench faults --cmdline ptlock=coarse");
+        assert!(words.command(&[1]).ends_with(" --cmdline \"ptlock=coarse\""));
+    }
+
+    #[test]
+    fn words_make_another_system() {
+        assert_eq!(options("bench faults").system(), "homenode");
+        assert_eq!(
+            options("bench faults --cmdline ptlock=coarse").system(),
+            "homenode ptlock=coarse"
+        );
+        assert_eq!(options("bench faults --linux").system(), "linux");
     }
 
     #[test]
     fn a_small_machine_has_a_node_for_each_cpu() {
         let options = options("bench faults");
         let shape = |cpus| {
-            let machine = machine(&options, cpus);
+            let machine = options.machine(cpus);
             machine.validate().unwrap();
             (machine.nodes, machine.cpus)
         };
         assert_eq!(options.cpus_list, [1, 2, 4, 8]);
         assert_eq!([1, 2, 8].map(shape), [(1, 1), (2, 2), (4, 8)]);
+    }
+
+    #[test]
+    fn runs_of_other_sizes_stay_if_the_same_command_made_them() {
+        let options = options("bench unmap");
+        let with = |cpus: &[u32], kernel: u64| {
+            let mut file = result("homenode", [kernel, kernel]);
+            file.runs.retain(|run| cpus.contains(&run.cpus));
+            file.command = options.command(&file.cpus());
+            file
+        };
+        let (kept, new) = (with(&[1, 2], 10), with(&[2], 20));
+        let costs = |file: &ResultFile| -> Vec<(u32, u64)> {
+            let cost = |run: &Run| (run.cpus, run.phases[0].instructions.kernel);
+            file.runs.iter().map(cost).collect()
+        };
+        let merged = options.merged(new.clone(), Some(&kept));
+        assert_eq!(costs(&merged), [(1, 10), (2, 20)]);
+        assert_eq!(merged.command, options.command(&[1, 2]));
+
+        let mut other = kept.clone();
+        other.command += " --numa";
+        assert_eq!(costs(&options.merged(new.clone(), Some(&other))), [(2, 20)]);
+        let mut older = kept;
+        older.versions.insert("qemu".to_owned(), "9.2".to_owned());
+        assert_eq!(costs(&options.merged(new.clone(), Some(&older))), [(2, 20)]);
+        assert_eq!(costs(&options.merged(new, None)), [(2, 20)]);
     }
 }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
+use clap::builder::StyledStr;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -15,8 +17,10 @@ use crate::checks;
 use crate::command_line;
 use crate::compare;
 use crate::console::Sink;
-use crate::emulator::{Launch, Network};
+use crate::emulator::{Launch, Network, failure_json};
 use crate::machine::Machine;
+use crate::mutants;
+use crate::output;
 use crate::qemu::AcceleratorChoice;
 use crate::record::End;
 use crate::setup::{self, Need};
@@ -89,11 +93,15 @@ Examples:
     #[command(after_help = "\
 The application apps/bench boots under the referee plugin, which counts its instructions phase by phase from outside, on one machine \
 for each number of CPUs. Progress goes to standard error, the table or the JSON to standard output. When docs/results has a result \
-of the same benchmark, a change of more than a tenth in kernel instructions per operation is told as a warning.
+of the same benchmark, a change of more than a tenth in kernel instructions per operation is told as a warning. With --numa, the \
+table has accesses to local and remote memory, and writes to cache lines that another CPU wrote last. With --linux, the same \
+benchmark runs on Linux; `cargo xtask compare` shows both kernels side by side.
 
 Examples:
   cargo xtask bench faults --cpus-list 1,8
+  cargo xtask bench faults --cmdline ptlock=coarse
   cargo xtask bench message --numa --cpus-list 8
+  cargo xtask bench unmap --linux
   cargo xtask bench barrier --save && cargo xtask results")]
     Bench(Box<bench::Options>),
 
@@ -129,6 +137,20 @@ Examples:
   cargo xtask test --host-only
   cargo xtask test --boot-only topology")]
     Test(checks::Selection),
+
+    /// Break a copy of the sources, one rule at a time, and check that the tests notice
+    #[command(after_help = "\
+A mutant is a patch under tests/mutants, whose first lines say what it breaks and who has to notice: the memory manager's own \
+tests (unit), its loom models, or the simulated machine. Each is applied in turn to a copy of the sources, the files that git \
+knows or would add, under Cargo's target folder, where also the log of each is kept. First, the sources must pass as they are. \
+Progress goes to standard error, the table to standard output. The exit status is 0 if every mutant was killed; it is 1 if one \
+survived, or does not apply, or does not build.
+
+Examples:
+  cargo xtask mutants --list
+  cargo xtask mutants
+  cargo xtask mutants stray-check-fault")]
+    Mutants(mutants::Options),
 
     /// Install the outside programs that building, running and testing need
     #[command(after_help = "\
@@ -181,7 +203,8 @@ struct RunOptions {
     timeout: Option<Duration>,
 
     /// Print one line of JSON and nothing else to standard output: {"status":…,"cause":…,"seconds":…,"app":…}, where app is the
-    /// last line of JSON that the application printed, or null. The console goes to standard error
+    /// last line of JSON that the application printed, or null. With status 125 there is also "error", which says what failed.
+    /// The console goes to standard error
     #[arg(long)]
     json: bool,
 
@@ -227,28 +250,67 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing is left to tell if the message itself can not be written.
-            let _ = error.print();
-            let status = if std::env::args().nth(1).is_some_and(|command| command == "run") {
-                OWN_FAILURE
-            } else {
-                2
-            };
-            return ExitCode::from(if error.use_stderr() { status } else { 0 });
-        }
+        Err(error) => return ExitCode::from(misused(error)),
     };
-    let failure = if matches!(cli.command, Command::Run(_)) {
-        OWN_FAILURE
-    } else {
-        1
+    let (failure, is_json) = match &cli.command {
+        Command::Run(options) => (OWN_FAILURE, options.json),
+        _ => (1, false),
     };
     match dispatch(cli.command) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("error: {error:#}");
+            if is_json {
+                tell_json(&format!("{error:#}"));
+            }
             ExitCode::from(failure)
         }
+    }
+}
+
+/// The line of JSON of a `run --json` that failed.
+fn tell_json(error: &str) {
+    // The error itself is on standard error, and may be that standard output can not be written to.
+    let _ = output::line(&failure_json(OWN_FAILURE, error));
+}
+
+/// Prints the help that was asked for, or what is wrong with the command line, and returns the status.
+fn misused(mut error: clap::Error) -> u8 {
+    add_remedy(&mut error);
+    if !error.use_stderr() {
+        return match error.print().and_then(|()| std::io::stdout().flush()) {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("error: cannot write to standard output: {error}");
+                1
+            }
+        };
+    }
+    // Nothing is left to tell if the message itself can not be written.
+    let _ = error.print();
+    let words = || std::env::args().skip(1).take_while(|word| word != "--");
+    if words().next().is_none_or(|command| command != "run") {
+        return 2;
+    }
+    if words().any(|word| word == "--json") {
+        tell_json(error.render().to_string().trim_end());
+    }
+    OWN_FAILURE
+}
+
+/// Says what to do instead where options contradict each other.
+fn add_remedy(error: &mut clap::Error) {
+    let names = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let is_about_firmware = [ContextKind::InvalidArg, ContextKind::PriorArg]
+        .into_iter()
+        .any(|kind| names(kind).contains("--no-acpi-numa"));
+    if error.kind() == ErrorKind::ArgumentConflict && is_about_firmware {
+        let tip = "where the firmware is silent, the kernel's command line says the nodes: --cmdline numa=fake=4, \
+                   or numa=node,... and numa=dist,... (docs/command-line.md)";
+        error.insert(
+            ContextKind::Suggested,
+            ContextValue::StyledStrs(vec![StyledStr::from(tip)]),
+        );
     }
 }
 
@@ -257,7 +319,7 @@ fn dispatch(command: Command) -> Result<u8> {
     match command {
         Command::Build { app } => {
             let image = build(&app)?;
-            println!("{}", image.path.display());
+            output::line(&image.path.display().to_string())?;
             Ok(0)
         }
         Command::Run(options) => {
@@ -273,6 +335,10 @@ fn dispatch(command: Command) -> Result<u8> {
             bench::run(&options).map(|()| 0)
         }
         Command::Results => bench::page::write().map(|()| 0),
+        Command::Mutants(options) => {
+            crate::interrupt::install()?;
+            mutants::run(&options).map(passed)
+        }
         Command::Test(selection) => checks::run(&selection).map(passed),
         Command::Setup {
             check,
@@ -337,11 +403,8 @@ fn run(options: RunOptions) -> Result<u8> {
         eprintln!("{}", outcome.complaints);
     }
     if options.json {
-        println!("{}", outcome.to_json());
+        output::line(&outcome.to_json())?;
     }
-    std::io::stdout()
-        .flush()
-        .context("cannot write to standard output")?;
     if let Some(message) = outcome.end.message() {
         let limit = match (outcome.end, options.timeout) {
             (End::Timeout, Some(timeout)) => format!(" ({} s)", timeout.as_secs_f64()),
@@ -377,7 +440,9 @@ mod tests {
         let mut command = Cli::command();
         command.build();
         assert!(command.render_long_help().to_string().contains("Examples:"));
-        for name in ["bench", "build", "results", "run", "compare", "test", "setup"] {
+        for name in [
+            "bench", "build", "results", "run", "compare", "test", "mutants", "setup",
+        ] {
             let help = command
                 .find_subcommand_mut(name)
                 .unwrap()
@@ -417,6 +482,18 @@ mod tests {
         assert_eq!(network("x --metrics-port 0"), Network::FreePort);
         assert_eq!(network("x --metrics-port none"), Network::None);
         assert_eq!(network("x --metrics-port 9101"), Network::Port(9101));
+    }
+
+    #[test]
+    fn nodes_that_the_firmware_shall_not_tell_have_a_remedy() {
+        let words = ["xtask", "run", "x", "--no-acpi-numa", "--nodes", "2"];
+        let mut error = Cli::try_parse_from(words).unwrap_err();
+        add_remedy(&mut error);
+        let text = error.render().to_string();
+        assert!(
+            text.contains("--nodes") && text.contains("--cmdline numa=fake=4"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -27,8 +27,8 @@ struct State {
     total: usize,
     /// The guest's side is closed: the emulator has ended.
     ended: bool,
-    /// The sink can no longer be written to.
-    sink_closed: bool,
+    /// Why the sink could not be written to.
+    sink_error: Option<String>,
 }
 
 /// A console that a thread reads in the background.
@@ -60,16 +60,17 @@ impl Console {
         text(&lock(&self.shared.0).bytes)
     }
 
-    /// Whether the sink could not be written to.
-    pub fn sink_closed(&self) -> bool {
-        lock(&self.shared.0).sink_closed
+    /// Why the sink could not be written to, if so.
+    pub fn sink_error(&self) -> Option<String> {
+        lock(&self.shared.0).sink_error.clone()
     }
 
     /// Waits for at most `timeout` until the guest's side is closed; says whether it is.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         let (state, changed) = &*self.shared;
         let guard = lock(state);
-        let waited = changed.wait_timeout_while(guard, timeout, |state| !state.ended && !state.sink_closed);
+        let waited =
+            changed.wait_timeout_while(guard, timeout, |state| !state.ended && state.sink_error.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.ended
     }
 
@@ -149,7 +150,9 @@ fn read(
             let surplus = state.bytes.len() - KEPT_BYTES / 2;
             state.bytes.drain(..surplus);
         }
-        state.sink_closed |= passed_on.is_err();
+        if let Err(error) = passed_on {
+            state.sink_error.get_or_insert_with(|| error.to_string());
+        }
         state.ended = count == 0;
         changed.notify_all();
         if state.ended {

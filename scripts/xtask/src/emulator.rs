@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::console::{Console, Sink};
 use crate::interrupt;
-use crate::machine::Machine;
+use crate::machine::{Machine, Mebibytes};
 use crate::qemu::{Accelerator, AcceleratorChoice, Qemu, Version};
 use crate::record::{End, Record};
 
@@ -77,6 +77,7 @@ pub struct Running {
     directory: TempDir,
     started: Instant,
     metrics_port: Option<u16>,
+    memory: Mebibytes,
 }
 
 /// How a guest ended, and what it wrote.
@@ -155,6 +156,7 @@ impl Launch {
             directory,
             started,
             metrics_port,
+            memory: self.machine.memory,
         })
     }
 }
@@ -232,9 +234,9 @@ impl Running {
             if timeout.is_some_and(|timeout| self.started.elapsed() >= timeout) {
                 break Some(End::Timeout);
             }
-            if self.console.sink_closed() {
+            if let Some(error) = self.console.sink_error() {
                 self.stop();
-                bail!("the console could not be passed on: whoever read it has gone");
+                bail!("the console could not be passed on: {error}");
             }
         };
         let status = match stopped {
@@ -271,7 +273,8 @@ impl Running {
             }
             None => {
                 let status = status.map(|status| status.to_string()).unwrap_or_default();
-                bail!("QEMU failed ({status}): {complaints}");
+                let remedy = remedy(&complaints, self.memory);
+                bail!("{remedy}QEMU failed ({status}): {complaints}");
             }
         };
         Ok(Outcome {
@@ -290,10 +293,27 @@ impl Running {
     }
 }
 
+/// What to say before QEMU's `complaints` of a machine with `memory`, where the user can mend it.
+fn remedy(complaints: &str, memory: Mebibytes) -> String {
+    if complaints.contains("cannot set up guest memory") {
+        return format!(
+            "--memory {}M: this host can not give so much, so take less; ",
+            memory.0
+        );
+    }
+    String::new()
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The line of JSON for a run that could not be made: as [`Outcome::to_json`], and `error`, which says why.
+pub fn failure_json(status: u8, error: &str) -> String {
+    let error = serde_json::Value::from(error);
+    format!(r#"{{"status":{status},"cause":"failure","seconds":0.000,"app":null,"error":{error}}}"#)
 }
 
 impl Outcome {
@@ -347,6 +367,13 @@ mod tests {
         assert_eq!(Network::None.choose().unwrap(), None);
     }
 
+    #[test]
+    fn memory_that_the_host_has_not_is_named() {
+        let complaints = "qemu-system-x86_64: cannot set up guest memory 'memory0': Cannot allocate memory";
+        assert!(remedy(complaints, Mebibytes(1 << 20)).starts_with("--memory 1048576M: "));
+        assert_eq!(remedy("Segmentation fault", Mebibytes(1 << 20)), "");
+    }
+
     fn outcome(console: &str) -> Outcome {
         Outcome {
             end: End::Program(2),
@@ -362,6 +389,10 @@ mod tests {
         assert_eq!(
             json,
             r#"{"status":2,"cause":"program","seconds":1.500,"app":{"gflops": 2.5}}"#
+        );
+        assert_eq!(
+            failure_json(125, "no \"x\""),
+            r#"{"status":125,"cause":"failure","seconds":0.000,"app":null,"error":"no \"x\""}"#
         );
         assert_eq!(
             outcome("nothing\n").to_json(),

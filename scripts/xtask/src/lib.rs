@@ -17,10 +17,13 @@ pub mod interrupt;
 pub mod linux;
 pub mod machine;
 pub mod measurement;
+pub mod mutants;
+pub mod output;
 pub mod qemu;
 pub mod record;
 pub mod referee;
 pub mod setup;
+pub mod trial;
 pub mod workspace;
 
 // The kernel reads the table that this crate writes: one file defines it for both.

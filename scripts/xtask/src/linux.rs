@@ -17,15 +17,17 @@ use crate::workspace;
 const INIT: &str = "linux-init";
 
 /// What Linux is told: to be heard on the serial port, and little; to end the emulator when it panics; to give large pages to all
-/// programs, as high-performance computing has it; and to wait for interrupts by HLT, since an emulator executes MWAIT as a spin.
-pub const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 transparent_hugepage=always idle=halt";
+/// programs, as high-performance computing has it; to wait for interrupts by HLT, since an emulator executes MWAIT as a spin; and not
+/// to panic when its clock's interrupts are late, as they are in an emulator on a busy host.
+pub const COMMAND_LINE: &str =
+    "console=ttyS0 quiet panic=-1 transparent_hugepage=always idle=halt no_timer_check";
 
 /// A kernel in Linux's boot format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The file.
     pub path: PathBuf,
-    /// What `uname -rv` would say: the release, who built it, and when.
+    /// Its release, and the version of Debian's package where it is Debian's: `6.1.0-57-cloud-amd64 (Debian 6.1.192-3)`.
     pub version: String,
 }
 
@@ -52,7 +54,7 @@ impl Kernel {
         })?;
         Ok(Self {
             path,
-            version: version.to_owned(),
+            version: short(version),
         })
     }
 }
@@ -66,6 +68,18 @@ fn version(kernel: &[u8]) -> Option<&str> {
     let text = kernel.get(0x200 + usize::from(offset)..)?;
     let end = text.iter().position(|&byte| byte == 0)?;
     std::str::from_utf8(&text[..end]).ok()
+}
+
+/// What tells kernels apart in a version's text, `6.1.0-57-cloud-amd64 (builder@host) #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-3 (date)`:
+/// not who built it, and where.
+fn short(version: &str) -> String {
+    let mut words = version.split(' ');
+    let release = words.next().unwrap_or_default();
+    let package = words.skip_while(|word| *word != "Debian").nth(1);
+    package.map_or_else(
+        || release.to_owned(),
+        |package| format!("{release} (Debian {package})"),
+    )
 }
 
 /// Programs that were built for Linux, linked statically.
@@ -171,6 +185,13 @@ mod tests {
         kernel[0x20f] = 0xff;
         assert_eq!(version(&kernel), None);
         assert_eq!(version(b"\x7fELF"), None);
+    }
+
+    #[test]
+    fn a_version_says_what_was_built_and_not_by_whom() {
+        let debian = "6.1.0-57-cloud-amd64 (builder@host.example) #1 SMP PREEMPT_DYNAMIC Debian 6.1.192-3 (2026-11-26)";
+        assert_eq!(short(debian), "6.1.0-57-cloud-amd64 (Debian 6.1.192-3)");
+        assert_eq!(short("6.12.0 (me@here) #1 SMP today"), "6.12.0");
     }
 
     #[test]

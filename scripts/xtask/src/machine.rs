@@ -27,7 +27,10 @@ impl FromStr for Mebibytes {
             .with_binary()
             .parse_size(text)
             .map_err(|error| format!("{error}; write it as 4G or 512M"))?;
-        if bytes == 0 || bytes % (1 << 20) != 0 {
+        if bytes == 0 {
+            return Err("there must be some; write it as 4G or 512M".to_owned());
+        }
+        if bytes % (1 << 20) != 0 {
             return Err("it must be a multiple of 1M; write it as 4G or 512M".to_owned());
         }
         Ok(Self(bytes >> 20))

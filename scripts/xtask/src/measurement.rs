@@ -83,6 +83,17 @@ impl Interrupts {
     }
 }
 
+/// What the system's own kernel counted in a phase besides: `counters NN NAME=K...`, as the locks of page tables that it took.
+fn parse_counters(line: &str) -> Option<(u8, BTreeMap<String, u64>)> {
+    let mut words = line.trim_end().strip_prefix("counters ")?.split(' ');
+    let number = words.next()?.parse().ok()?;
+    let counter = |word: &str| {
+        let (name, count) = word.split_once('=')?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    Some((number, words.map(counter).collect::<Option<_>>()?))
+}
+
 /// A number each for the kernel, the program, and the kernel's zeroing and copying of pages, which the first leaves out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByCode {
@@ -139,6 +150,33 @@ pub struct MemoryCounts {
     pub all: Accesses,
     /// Those that the model cache did not hold.
     pub misses: Accesses,
+    /// Stores to cache lines that another CPU wrote last.
+    pub shared_line_writes: u64,
+    /// Who did them.
+    pub by_code: MemoryByCode,
+}
+
+impl MemoryCounts {
+    /// Stores of the kernel, its zeroing and copying of pages included, to cache lines that another CPU wrote last.
+    pub fn kernel_shared_line_writes(&self) -> u64 {
+        self.by_code.kernel.shared_line_writes + self.by_code.bulk.shared_line_writes
+    }
+}
+
+/// Counts of memory of the kernel, the program, and the kernel's zeroing and copying of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryByCode {
+    /// The kernel.
+    pub kernel: CodeMemory,
+    /// The program.
+    pub app: CodeMemory,
+    /// The kernel's zeroing and copying of pages.
+    pub bulk: CodeMemory,
+}
+
+/// Counts of memory of one kind of code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CodeMemory {
     /// Stores to cache lines that another CPU wrote last.
     pub shared_line_writes: u64,
 }
@@ -212,6 +250,9 @@ pub struct Phase {
     /// Interrupts, where the kernel said how many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupts: Option<Interrupts>,
+    /// What else the kernel counted, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub counters: BTreeMap<String, u64>,
     /// Accesses to memory, where they were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryCounts>,
@@ -244,6 +285,8 @@ impl Measurement {
             "a phase of the program ended without having begun"
         );
         let interrupts: BTreeMap<u8, Interrupts> = console.lines().filter_map(Interrupts::parse).collect();
+        let mut counters: BTreeMap<u8, BTreeMap<String, u64>> =
+            console.lines().filter_map(parse_counters).collect();
         let mut measurement = Self::default();
         for line in console.lines() {
             measurement.skipped.extend(Skipped::parse(line));
@@ -274,6 +317,7 @@ impl Measurement {
                 instructions,
                 string_iterations,
                 interrupts: interrupts.get(&number).copied(),
+                counters: counters.remove(&number).unwrap_or_default(),
                 memory,
             });
         }
@@ -294,9 +338,11 @@ mod tests {
          "total": {"kernel": 9, "app": 8, "bulk": 0, "string_iterations": {"kernel": 0, "app": 0, "bulk": 0},
             "loads": {"local": 5, "remote": {"1": 2, "3": 4}}, "stores": {"local": 1, "remote": {}},
             "misses": {"loads": {"local": 1, "remote": {"1": 1}}, "stores": {"local": 0, "remote": {}}},
-            "shared_line_writes": 7, "elsewhere": 0}}]}"#;
+            "shared_line_writes": 7, "elsewhere": 0,
+            "by_code": {"kernel": {"shared_line_writes": 3}, "app": {"shared_line_writes": 2}, "bulk": {"shared_line_writes": 2}}}}]}"#;
 
-    const CONSOLE: &str = "[ 0.1] boot\nskipped y: needs a thing: really\nphase 2 x ops=100 cpus=4\r\ninterrupts 2 timer=1 wake=2 flush=3\r\nphase\nend\n";
+    const CONSOLE: &str = "[ 0.1] boot\nskipped y: needs a thing: really\nphase 2 x ops=100 cpus=4\r\ninterrupts 2 timer=1 wake=2 flush=3\r\n\
+         counters 2 table_locks=5 table_locks_contended=0\ncounters 2 x\nphase\nend\n";
 
     fn measure(console: &str, report: &str) -> Result<Measurement> {
         Measurement::new(console, &Report::parse(report)?)
@@ -318,6 +364,12 @@ mod tests {
             flush: 3,
         };
         assert_eq!(phase.interrupts, Some(expected));
+        let counters: Vec<_> = phase
+            .counters
+            .iter()
+            .map(|(name, &count)| (name.as_str(), count))
+            .collect();
+        assert_eq!(counters, [("table_locks", 5), ("table_locks_contended", 0)]);
         let [skipped] = measurement.skipped.as_slice() else {
             panic!("{measurement:?}")
         };
@@ -333,7 +385,10 @@ mod tests {
         let memory = phase.memory.clone().unwrap();
         assert_eq!((memory.all.local(), memory.all.remote()), (6, 6));
         assert_eq!((memory.misses.local(), memory.misses.remote()), (1, 1));
-        assert_eq!(memory.shared_line_writes, 7);
+        assert_eq!(
+            (memory.shared_line_writes, memory.kernel_shared_line_writes()),
+            (7, 5)
+        );
         let json = serde_json::to_string(&phase).unwrap();
         assert_eq!(serde_json::from_str::<Phase>(&json).unwrap(), phase);
     }

@@ -4,7 +4,8 @@ use core::arch::asm;
 use core::hint::black_box;
 use core::ptr;
 
-use homenode::{Args, ExitCode, thread};
+use homenode::mem::{Options, Pages, Policy, Protection, Region};
+use homenode::{Args, ExitCode, NodeId, println, thread, topology};
 
 pub(crate) fn panic(_: &mut Args) -> ExitCode {
     let culprit = thread::Builder::new()
@@ -25,6 +26,40 @@ pub(crate) fn null_write(_: &mut Args) -> ExitCode {
 pub(crate) fn text_write(_: &mut Args) -> ExitCode {
     // SAFETY: none: this is the crime. The kernel stops the program here.
     unsafe { asm!("mov byte ptr [{}], 0xc3", in(reg) text_write as *const () as u64) };
+    ExitCode::SUCCESS
+}
+
+pub(crate) fn read_only_write(_: &mut Args) -> ExitCode {
+    let pages = Pages::reserve(2 << 20, Options::default()).expect("there are addresses");
+    let word = pages.start().cast::<u64>();
+    // SAFETY: the word lies in the reservation.
+    unsafe { word.write_volatile(17) };
+    pages
+        .protect(0..pages.bytes(), Protection::Read)
+        .expect("it is noted");
+    // SAFETY: as above, and reading is allowed.
+    println!("read {} at {word:p}", unsafe { word.read_volatile() });
+    // SAFETY: none: this is the crime. The kernel stops the program here.
+    unsafe { word.write_volatile(18) };
+    ExitCode::SUCCESS
+}
+
+pub(crate) fn beyond_the_end(_: &mut Args) -> ExitCode {
+    let pages = Pages::reserve(3 << 20, Options::default()).expect("there are addresses");
+    println!("reserved {} bytes at {:p}", pages.bytes(), pages.start());
+    let beyond = pages.start().as_ptr().wrapping_add(pages.bytes() + (64 << 10));
+    // SAFETY: none: this is the crime. The kernel stops the program here.
+    unsafe { beyond.write_volatile(1) };
+    ExitCode::SUCCESS
+}
+
+pub(crate) fn touch_without_memory(_: &mut Args) -> ExitCode {
+    let last = NodeId::from(topology().nodes().len() - 1);
+    let bytes = topology().nodes()[last.index()].memory_bytes() as usize;
+    let mut region = Region::<u8>::new(bytes, Policy::Bind(last)).expect("there are addresses");
+    println!("touching");
+    region.fill(1);
+    black_box(&region);
     ExitCode::SUCCESS
 }
 

@@ -7,6 +7,8 @@ extern crate alloc;
 
 mod checks;
 mod crimes;
+mod heap;
+mod memory;
 
 use core::time::Duration;
 
@@ -32,22 +34,43 @@ const COMMANDS: &[Command] = &[
     ("tls", "checks thread-local values", checks::thread_locals),
     (
         "memory",
-        "checks regions, their placement and the heap",
-        checks::memory,
+        "checks where pages lie, what may be done with them, and the heap",
+        memory::memory,
+    ),
+    (
+        "giant-pages",
+        "checks a page of 1 GiB, and its division",
+        memory::giant_pages,
     ),
     (
         "out-of-memory",
         "asks node 0 for more memory than it has",
-        checks::out_of_memory,
+        memory::out_of_memory,
     ),
     (
         "many-stacks",
-        "starts threads until there is no memory for their stacks",
+        "starts threads whose stacks are larger than the memory",
         checks::many_stacks,
     ),
+    ("heap", "stresses the allocator on all CPUs", heap::heap),
     ("panic", "panics in a named thread", crimes::panic),
     ("null-write", "writes through a null pointer", crimes::null_write),
     ("text-write", "writes to its own code", crimes::text_write),
+    (
+        "read-only-write",
+        "writes to a page that may be read only",
+        crimes::read_only_write,
+    ),
+    (
+        "beyond-the-end",
+        "writes behind the end of a reservation",
+        crimes::beyond_the_end,
+    ),
+    (
+        "touch-without-memory",
+        "touches more pages of the last node than it has",
+        crimes::touch_without_memory,
+    ),
     ("stack-execute", "runs code on its stack", crimes::stack_execute),
     (
         "stack-overflow",

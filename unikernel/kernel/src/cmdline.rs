@@ -13,6 +13,7 @@
 //! | `metrics.port=PORT` | the TCP port of the metrics | 9100 |
 //! | `metrics.linger=TIME` | how long the metrics stay after the program's end | 0 s |
 //! | `housekeeping=CPU` | the CPU that does the network and nothing of the program | none |
+//! | `ptlock=split`, `ptlock=coarse` | a lock for each page-table page, or one for all, for comparison | `split` |
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -21,17 +22,19 @@ use core::net::Ipv4Addr;
 use core::str::FromStr;
 use core::time::Duration;
 
+use homenode_mm::LockScheme;
 use homenode_topology::CpuId;
 use log::LevelFilter;
 
 /// All kernel words, for the search for the nearest one.
-const WORDS: [&str; 6] = [
+const WORDS: [&str; 7] = [
     "log",
     "numa",
     "ip",
     "metrics.port",
     "metrics.linger",
     "housekeeping",
+    "ptlock",
 ];
 
 /// The word between the kernel's and the program's.
@@ -52,6 +55,8 @@ pub(crate) struct CommandLine {
     pub(crate) metrics_linger: Duration,
     /// The CPU that does the network and nothing of the program.
     pub(crate) housekeeping: Option<CpuId>,
+    /// How page-table pages are locked.
+    pub(crate) page_table_locks: LockScheme,
     /// The program's arguments.
     pub(crate) arguments: Vec<String>,
 }
@@ -65,6 +70,7 @@ impl Default for CommandLine {
             metrics_port: 9100,
             metrics_linger: Duration::ZERO,
             housekeeping: None,
+            page_table_locks: LockScheme::Split,
             arguments: Vec::new(),
         }
     }
@@ -219,6 +225,13 @@ impl CommandLine {
             "housekeeping" => {
                 let cpu = number(value).ok_or_else(|| bad_value("housekeeping= with the number of a CPU"))?;
                 self.housekeeping = Some(CpuId(cpu));
+            }
+            "ptlock" => {
+                self.page_table_locks = match value {
+                    "split" => LockScheme::Split,
+                    "coarse" => LockScheme::Coarse,
+                    _ => return Err(bad_value("ptlock=split or ptlock=coarse")),
+                };
             }
             _ => {
                 return Err(Error::UnknownWord {
@@ -396,7 +409,7 @@ mod tests {
     #[test]
     fn every_word_is_understood() {
         let line = parsed(
-            "log=debug numa=fake=4 ip=192.168.7.2/24,192.168.7.1 metrics.port=80 metrics.linger=2m housekeeping=3\tnuma=off -- --n 128",
+            "log=debug numa=fake=4 ip=192.168.7.2/24,192.168.7.1 metrics.port=80 metrics.linger=2m housekeeping=3\tnuma=off ptlock=coarse -- --n 128",
         );
         let expected = CommandLine {
             log: LevelFilter::Debug,
@@ -409,6 +422,7 @@ mod tests {
             metrics_port: 80,
             metrics_linger: Duration::from_secs(120),
             housekeeping: Some(CpuId(3)),
+            page_table_locks: LockScheme::Coarse,
             arguments: ["--n", "128"].map(String::from).into(),
         };
         assert_eq!(line, expected);
@@ -479,7 +493,7 @@ mod tests {
         for wrong in ["é=1", "heapsize=1", "x"] {
             assert!(
                 message(wrong)
-                    .contains("there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping= ("),
+                    .contains("there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping=, ptlock= ("),
                 "{}",
                 message(wrong)
             );
@@ -515,6 +529,7 @@ mod tests {
             ("metrics.port=+80", "1 to 65535"),
             ("metrics.linger=30", "such as 30s"),
             ("housekeeping=last", "number of a CPU"),
+            ("ptlock=fine", "ptlock=split or ptlock=coarse"),
         ];
         for (word, remedy) in remedies {
             let message = message(&format!("log=info {word} -- log=loud"));
@@ -545,7 +560,7 @@ mod tests {
 
         #[test]
         fn nothing_like_a_command_line_panics(
-            text in r#"((log|numa|ip|metrics\.port|metrics\.linger|housekeeping|--)[= "\\]?[0-9a-z./,é"\\ ]{0,12} ?){0,5}"#,
+            text in r#"((log|numa|ip|metrics\.port|metrics\.linger|housekeeping|ptlock|--)[= "\\]?[0-9a-z./,é"\\ ]{0,12} ?){0,5}"#,
         ) {
             if let Err(error) = parse(text.as_bytes()) {
                 prop_assert!(!error.to_string().is_empty());

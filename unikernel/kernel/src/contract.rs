@@ -18,11 +18,22 @@
 //! | `wall_clock()` | time since the Unix epoch |
 //! | `exit(status)` | ends the program and all of its threads |
 //! | `write_console(stream, bytes)` | bytes to the console; one call's bytes stay together |
-//! | `reserve(bytes)` | a range of addresses with nothing behind it; `bytes` is a positive multiple of 2 MiB, and so is the start |
-//! | `populate(start, bytes, policy)` | backs every 2 MiB page that holds a byte of the range and has no memory yet with zeroed memory; from many threads at once |
+//! | `set_thread_policy(policy)`, `thread_policy()` | where the calling thread's first touches take memory from in ranges without a policy |
+//! | `reserve(bytes, options)` | a reservation: addresses that get zeroed memory, for reading and writing, page by page as they are first touched. `bytes` is not 0; the start is a multiple of the largest page that the options allow and that is no larger than the reservation |
+//! | `populate(start, bytes, policy)` | backs every page of the range that has no memory yet, whatever its protection; by the range's own policy if there is none here. From many threads at once |
+//! | `discard(start, bytes)` | gives back the memory behind the range; the next touch finds zeros |
+//! | `protect(start, bytes, protection)` | says what may be done with the range, on all CPUs when it returns |
+//! | `set_policy(start, bytes, policy)` | the policy for pages of the range that come later |
+//! | `move_pages(start, bytes, node)` | moves the pages of the range to `node`, and returns how many it moved; other threads may use them meanwhile |
+//! | `query(address)` | the page behind the address, if there is one |
 //! | `release(start, bytes)` | gives back a whole reservation with all memory behind it |
 //! | `placement(start, bytes, report)` | calls `report(node, size, count)` for the pages behind the range, in any grouping |
+//! | `page_table_locks()` | what a lock in the page table covers: `split`, one table, or `coarse`, all of it |
 //! | `thread_local_base()` | bare machine only: the calling thread's block of thread-local values |
+//!
+//! Ranges that a program gives are not empty, begin and end at multiples of 4 KiB and lie in one reservation. A node that is named
+//! exists, except in the policy of `populate`. `discard`, `protect` and `set_policy` fail where a page or an entry has to be divided and
+//! there is no memory to note that in.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,9 +42,10 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::time::Duration;
 
-use homenode_mm::{OutOfMemory, PageSize, Policy};
+use homenode_mm::{OutOfMemory, PageSize, Policy, Protection};
 use homenode_topology::{CpuId, NodeId, Topology};
 
+use crate::mem::{Options, Page, RegionError};
 use crate::sys;
 
 /// A thread's number: unique while the program runs, never used again.
@@ -70,6 +82,8 @@ pub(crate) struct ThreadSpec {
     pub(crate) cpu: CpuId,
     /// The least size of the thread's stack.
     pub(crate) stack_bytes: usize,
+    /// The policy that the thread begins with.
+    pub(crate) policy: Policy,
 }
 
 /// What a new thread runs.
@@ -175,8 +189,16 @@ const _: () = {
     let _: fn() -> Option<Interrupts> = sys::interrupts;
     let _: fn(u8) -> ! = sys::exit;
     let _: fn(Stream, &[u8]) = sys::write_console;
-    let _: fn(usize) -> Option<NonNull<u8>> = sys::reserve;
-    let _: unsafe fn(NonNull<u8>, usize, Policy) -> Result<(), OutOfMemory> = sys::populate;
+    let _: fn(Policy) = sys::set_thread_policy;
+    let _: fn() -> Policy = sys::thread_policy;
+    let _: fn() -> &'static str = sys::page_table_locks;
+    let _: fn(usize, Options) -> Result<NonNull<u8>, RegionError> = sys::reserve;
+    let _: unsafe fn(NonNull<u8>, usize, Option<Policy>) -> Result<(), OutOfMemory> = sys::populate;
+    let _: unsafe fn(NonNull<u8>, usize) -> Result<(), OutOfMemory> = sys::discard;
+    let _: unsafe fn(NonNull<u8>, usize, Protection) -> Result<(), OutOfMemory> = sys::protect;
+    let _: unsafe fn(NonNull<u8>, usize, Option<Policy>) -> Result<(), OutOfMemory> = sys::set_policy;
+    let _: unsafe fn(NonNull<u8>, usize, NodeId) -> Result<usize, OutOfMemory> = sys::move_pages;
+    let _: unsafe fn(NonNull<u8>) -> Option<Page> = sys::query;
     let _: unsafe fn(NonNull<u8>, usize) = sys::release;
     let _: for<'a> unsafe fn(NonNull<u8>, usize, &'a mut PageReport<'a>) = sys::placement;
     #[cfg(not(feature = "hosted"))]

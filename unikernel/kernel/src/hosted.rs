@@ -17,7 +17,10 @@ use std::{env, panic};
 
 pub(crate) use cpus::{cpus, topology};
 pub(crate) use futex::{wait, wake};
-pub(crate) use memory::{placement, populate, release, reserve};
+pub(crate) use memory::{
+    discard, move_pages, page_table_locks, placement, populate, protect, query, release, reserve, set_policy,
+    set_thread_policy, thread_policy,
+};
 pub(crate) use threads::{current_cpu, current_node, current_thread, spawn, thread_name, yield_now};
 
 use crate::contract::{Interrupts, Stream};

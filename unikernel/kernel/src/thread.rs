@@ -21,6 +21,7 @@ use homenode_topology::{CpuId, NodeId};
 
 use crate::contract::{Entry, ThreadSpec};
 pub use crate::contract::{SpawnError, ThreadId};
+use crate::mem::{self, Policy};
 use crate::sys;
 use crate::time::Instant;
 
@@ -67,6 +68,41 @@ pub fn current_cpu() -> CpuId {
 #[must_use]
 pub fn current_node() -> NodeId {
     sys::current_node()
+}
+
+/// Says where memory comes from that the calling thread is the first to touch, in ranges that have no policy of their own. Threads that
+/// it starts from now on begin with the same policy; the program's first thread begins with [`Policy::Local`].
+///
+/// As Linux's `set_mempolicy(2)`. Memory that is there already stays where it is.
+///
+/// ```
+/// use homenode::mem::{Policy, Region, RegionError, Options};
+/// use homenode::thread;
+///
+/// # fn main() -> Result<(), RegionError> {
+/// // Read by all: spread over the nodes, though one thread fills it.
+/// thread::set_policy(Policy::Interleave);
+/// let mut table = Region::<u64>::with_options(1 << 20, Options::default())?;
+/// table.fill(1);
+/// thread::set_policy(Policy::Local);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Panics
+/// If the policy names a node that the machine does not have.
+#[track_caller]
+pub fn set_policy(policy: Policy) {
+    if let Err(error) = mem::check(policy) {
+        panic!("{error}");
+    }
+    sys::set_thread_policy(policy);
+}
+
+/// Where memory comes from that the calling thread is the first to touch, in ranges that have no policy of their own.
+#[must_use]
+pub fn policy() -> Policy {
+    sys::thread_policy()
 }
 
 /// The number of CPUs that threads are placed on by default.
@@ -163,6 +199,8 @@ pub struct Builder {
     name: Option<Arc<str>>,
     placement: Placement,
     stack_bytes: usize,
+    /// `None` is the policy of the thread that starts it.
+    policy: Option<Policy>,
 }
 
 impl Default for Builder {
@@ -172,12 +210,13 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// A thread without a name, on the next CPU, with a stack of [`DEFAULT_STACK_BYTES`].
+    /// A thread without a name, on the next CPU, with a stack of [`DEFAULT_STACK_BYTES`] and the policy of the thread that starts it.
     pub fn new() -> Self {
         Self {
             name: None,
             placement: Placement::Auto,
             stack_bytes: DEFAULT_STACK_BYTES,
+            policy: None,
         }
     }
 
@@ -202,6 +241,19 @@ impl Builder {
     /// Gives the thread a stack of at least `bytes`.
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_bytes = bytes;
+        self
+    }
+
+    /// Lets the thread begin with `policy`, as if it called [`set_policy`] itself.
+    ///
+    /// # Panics
+    /// If the policy names a node that the machine does not have.
+    #[track_caller]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        if let Err(error) = mem::check(policy) {
+            panic!("{error}");
+        }
+        self.policy = Some(policy);
         self
     }
 
@@ -262,6 +314,7 @@ impl Builder {
             name: self.name.clone(),
             cpu: round.place(self.placement)?,
             stack_bytes: self.stack_bytes,
+            policy: self.policy.unwrap_or_else(sys::thread_policy),
         };
         let ours = Arc::new(Outcome::new());
         let theirs = ours.clone();
@@ -566,11 +619,15 @@ mod tests {
     #[test]
     fn a_scope_of_as_many_threads_as_cpus_has_one_on_each() {
         let seen = Mutex::new(BTreeSet::new());
-        scope(|scope| {
-            for _ in 0..available_parallelism().get() {
-                scope.spawn(|| seen.lock().insert(current_cpu()));
-            }
-        });
+        let work = || {
+            scope(|scope| {
+                for _ in 0..available_parallelism().get() {
+                    scope.spawn(|| seen.lock().insert(current_cpu()));
+                }
+            });
+        };
+        // From a thread that is pinned, as a program's threads are.
+        scope(|scope| scope.spawn(work).join());
         assert!(seen.into_inner().iter().eq(sys::cpus()));
     }
 
@@ -600,6 +657,31 @@ mod tests {
             .spawn(|| ())
             .expect_err("there is no such node");
         assert!(error.to_string().contains("no node 1048576"), "{error}");
+    }
+
+    #[test]
+    fn threads_begin_with_the_policy_of_who_starts_them() {
+        let bound = Policy::Bind(NodeId(0));
+        spawn(move || {
+            assert_eq!(policy(), Policy::Local);
+            set_policy(bound);
+            let child = spawn(move || {
+                let inherited = policy();
+                set_policy(Policy::Interleave);
+                (inherited, spawn(policy).join())
+            });
+            assert_eq!(child.join(), (bound, Policy::Interleave));
+            assert_eq!(policy(), bound, "a thread changes its own policy only");
+            let told = Builder::new().policy(Policy::Preferred(NodeId(0))).spawn(policy);
+            assert_eq!(told.expect("it starts").join(), Policy::Preferred(NodeId(0)));
+        })
+        .join();
+    }
+
+    #[test]
+    #[should_panic(expected = "there is no node 4000")]
+    fn a_policy_names_a_node_that_is_there() {
+        set_policy(Policy::Bind(NodeId(4000)));
     }
 
     #[test]

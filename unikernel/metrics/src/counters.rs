@@ -58,6 +58,34 @@ const NR_TLB_LOCAL_FLUSH_ALL: Family = Family::counter(
     "nr_tlb_local_flush_all_total",
     "Times that this CPU dropped all of its translations.",
 );
+const NR_TLB_LOCAL_FLUSH_ONE: Family = Family::counter(
+    "nr_tlb_local_flush_one_total",
+    "Times that this CPU dropped the translation of a single page.",
+);
+const PGFAULT: Family = Family::counter(
+    "pgfault_total",
+    "Page faults on program memory that this CPU handled.",
+);
+const PAGE_TABLE_LOCK_ACQUISITIONS: Family = Family::counter(
+    "page_table_lock_acquisitions_total",
+    "Page-table locks that this CPU took.",
+);
+const PAGE_TABLE_LOCK_CONTENDED: Family = Family::counter(
+    "page_table_lock_contended_total",
+    "Page-table locks that another CPU held when this one came to take them.",
+);
+const THP_SPLIT_PMD: Family = Family::counter(
+    "thp_split_pmd_total",
+    "2 MiB mappings that this CPU split into mappings of 4 KiB.",
+);
+const PGMIGRATE_SUCCESS: Family = Family::counter(
+    "pgmigrate_success_total",
+    "Pages of any size that this CPU moved to another node.",
+);
+const PGMIGRATE_FAIL: Family = Family::counter(
+    "pgmigrate_fail_total",
+    "Pages of any size that this CPU was to move to another node and could not.",
+);
 const CONTEXT_SWITCHES: Family = Family::counter(
     "context_switches_total",
     "Switches from one thread to another, by CPU.",
@@ -80,6 +108,20 @@ counter_table! {
         TlbRemoteFlushReceived => NR_TLB_REMOTE_FLUSH_RECEIVED,
         /// A flush of all of this CPU's translations.
         TlbLocalFlushAll => NR_TLB_LOCAL_FLUSH_ALL,
+        /// A flush of one page's translation on this CPU.
+        TlbLocalFlushOne => NR_TLB_LOCAL_FLUSH_ONE,
+        /// A page fault on program memory.
+        PageFault => PGFAULT,
+        /// A page-table lock taken.
+        TableLock => PAGE_TABLE_LOCK_ACQUISITIONS,
+        /// A page-table lock that was not free at the first try; it is counted as taken, too, once it is.
+        TableLockContended => PAGE_TABLE_LOCK_CONTENDED,
+        /// A 2 MiB mapping divided into 512 mappings of 4 KiB.
+        Split => THP_SPLIT_PMD,
+        /// A page moved to another node: one, whatever its size.
+        MigrateSuccess => PGMIGRATE_SUCCESS,
+        /// A page that was to move to another node and stayed: one, whatever its size.
+        MigrateFail => PGMIGRATE_FAIL,
         /// A switch from one thread to another.
         ContextSwitch => CONTEXT_SWITCHES,
     }
@@ -139,16 +181,26 @@ counter_table! {
     }
 }
 
+/// The number of page sizes: 4 KiB, 2 MiB and 1 GiB.
+const PAGE_SIZES: usize = 3;
+
 /// One CPU's counters about one node. The kernel keeps one per CPU and node, on the CPU's node.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct NodeCounters([AtomicU64; NodeCounter::ALL.len()]);
+pub struct NodeCounters {
+    events: [AtomicU64; NodeCounter::ALL.len()],
+    /// What this CPU mapped less what it unmapped, in pages of each size: two's complement, so that additions are plain.
+    pages: [AtomicU64; PAGE_SIZES],
+}
 
 impl NodeCounters {
     /// All zero.
     #[must_use]
     pub const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; NodeCounter::ALL.len()])
+        Self {
+            events: [const { AtomicU64::new(0) }; NodeCounter::ALL.len()],
+            pages: [const { AtomicU64::new(0) }; PAGE_SIZES],
+        }
     }
 }
 
@@ -190,20 +242,74 @@ impl CpuCounters {
         self.cpu[counter as usize].load(Ordering::Relaxed)
     }
 
+    /// The sum of `counter` over `cpus`.
+    pub fn sum<'a>(cpus: impl IntoIterator<Item = &'a Self>, counter: CpuCounter) -> u64 {
+        wrapping_sum(cpus.into_iter().map(|cpu| cpu.get(counter)))
+    }
+
+    /// The sum of `counter` of `node` over `cpus`.
+    pub(crate) fn sum_node<'a>(
+        cpus: impl IntoIterator<Item = &'a Self>,
+        node: NodeId,
+        counter: NodeCounter,
+    ) -> u64 {
+        wrapping_sum(cpus.into_iter().map(|cpu| cpu.get_node(node, counter)))
+    }
+
     /// Adds `n` to `counter` of `node`. A node past the end of the slice that [`new`](Self::new) got is not counted.
     pub fn add_node(&self, node: NodeId, counter: NodeCounter, n: u64) {
         if let Some(counters) = self.nodes.get(node.index()) {
-            counters.0[counter as usize].fetch_add(n, Ordering::Relaxed);
+            counters.events[counter as usize].fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a page of the size with this index that was mapped to a frame of `node`, where this CPU is and as was intended.
+    #[inline]
+    pub fn add_page_at_home(&self, node: NodeId, size: usize) {
+        if let Some(counters) = self.nodes.get(node.index()) {
+            counters.events[NodeCounter::NumaHit as usize].fetch_add(1, Ordering::Relaxed);
+            counters.events[NodeCounter::NumaLocal as usize].fetch_add(1, Ordering::Relaxed);
+            counters.pages[size].fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// The value of `counter` of `node`: 0 for a node past the end of the slice that [`new`](Self::new) got.
     #[must_use]
     pub fn get_node(&self, node: NodeId, counter: NodeCounter) -> u64 {
-        self.nodes
-            .get(node.index())
-            .map_or(0, |counters| counters.0[counter as usize].load(Ordering::Relaxed))
+        self.nodes.get(node.index()).map_or(0, |counters| {
+            counters.events[counter as usize].load(Ordering::Relaxed)
+        })
     }
+
+    /// Adds `n`, which may be negative, to the number of program pages that are mapped to `node`'s frames: pages of 4 KiB if
+    /// `size` is 0, of 2 MiB if it is 1, of 1 GiB if it is 2. A node past the end of the slice that [`new`](Self::new) got is
+    /// not counted.
+    ///
+    /// # Panics
+    /// If `size` is more than 2.
+    pub fn add_pages(&self, node: NodeId, size: usize, n: i64) {
+        if let Some(counters) = self.nodes.get(node.index()) {
+            counters.pages[size].fetch_add(n.cast_unsigned(), Ordering::Relaxed);
+        }
+    }
+
+    /// This CPU's share of the program pages of `size` that are mapped to `node`'s frames, as for
+    /// [`add_pages`](Self::add_pages). It is negative if the CPU unmapped more than it mapped; only the sum over all CPUs is a
+    /// number of pages. It is 0 for a node past the end of the slice that [`new`](Self::new) got.
+    ///
+    /// # Panics
+    /// If `size` is more than 2.
+    #[must_use]
+    pub fn pages(&self, node: NodeId, size: usize) -> i64 {
+        self.nodes.get(node.index()).map_or(0, |counters| {
+            counters.pages[size].load(Ordering::Relaxed).cast_signed()
+        })
+    }
+}
+
+/// A counter that has come round to 0 again is no reason to panic.
+fn wrapping_sum(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(0, u64::wrapping_add)
 }
 
 #[cfg(test)]
@@ -233,14 +339,41 @@ mod tests {
             assert_eq!(counters.get_node(NodeId(1), counter), i);
             assert_eq!(counters.get_node(NodeId(0), counter), 0);
         }
+        for size in 0..PAGE_SIZES {
+            assert_eq!(counters.pages(NodeId(1), size), 0);
+        }
+    }
+
+    #[test]
+    fn pages_go_up_and_down_by_node_and_size() {
+        let counters = counters(2);
+        for (size, n) in [(0, 5), (1, -3), (2, 1), (0, -7)] {
+            counters.add_pages(NodeId(1), size, n);
+        }
+        assert_eq!([0, 1, 2].map(|size| counters.pages(NodeId(1), size)), [-2, -3, 1]);
+        assert_eq!([0, 1, 2].map(|size| counters.pages(NodeId(0), size)), [0; 3]);
+        for &counter in NodeCounter::ALL {
+            assert_eq!(counters.get_node(NodeId(1), counter), 0);
+        }
+    }
+
+    #[test]
+    fn a_sum_that_passes_the_end_wraps() {
+        let cpus = [counters(1), counters(1)];
+        cpus[0].add(CpuCounter::PageFault, u64::MAX);
+        cpus[1].add(CpuCounter::PageFault, 3);
+        assert_eq!(CpuCounters::sum(&cpus, CpuCounter::PageFault), 2);
     }
 
     #[test]
     fn an_unknown_node_is_not_counted() {
         let counters = counters(1);
         counters.add_node(NodeId(7), NodeCounter::NumaHit, 1);
+        counters.add_pages(NodeId(7), 0, 1);
         assert_eq!(counters.get_node(NodeId(7), NodeCounter::NumaHit), 0);
         assert_eq!(counters.get_node(NodeId(0), NodeCounter::NumaHit), 0);
+        assert_eq!(counters.pages(NodeId(7), 0), 0);
+        assert_eq!(counters.pages(NodeId(0), 0), 0);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use alloc::string::String;
 use core::fmt::Display;
 
 use crate::app;
-use crate::counters::{CpuCounter, NodeCounter};
+use crate::counters::{CpuCounter, CpuCounters, NodeCounter};
 use crate::exposition::{Exposition, Family, Format, Samples};
 use crate::server::HttpStatistics;
 use crate::status::Source;
@@ -25,6 +25,14 @@ const MEMORY_TOTAL: Family = Family::gauge(
 const MEMORY_FREE: Family = Family::gauge(
     "memory_free_bytes",
     "Free memory, by node and order: it lies in free blocks of 2^order frames of 4 KiB.",
+);
+const MEMORY_CACHED: Family = Family::gauge(
+    "memory_cached_bytes",
+    "How much of the free memory lies in the CPUs' caches, by node.",
+);
+const MEMORY_KEPT: Family = Family::gauge(
+    "memory_kept_bytes",
+    "How much free memory programs leave to the kernel, by node.",
 );
 const MEMORY_MAPPED: Family = Family::gauge(
     "memory_mapped_bytes",
@@ -64,13 +72,21 @@ pub fn render(format: Format, source: &dyn Source, http: &HttpStatistics) -> Str
     }
     let mut memory_total = out.family(&MEMORY_TOTAL);
     for node in &status.nodes {
-        memory_total.sample(&[("node", &node.node)], node.memory.total_bytes());
+        memory_total.sample(&[("node", &node.node)], node.memory.total_bytes);
     }
     let mut memory_free = out.family(&MEMORY_FREE);
     for node in &status.nodes {
-        for (order, &bytes) in node.memory.free_bytes_by_order().iter().enumerate() {
+        for (order, &bytes) in node.memory.free.by_order().iter().enumerate() {
             memory_free.sample(&[("node", &node.node), ("order", &order)], bytes);
         }
+    }
+    let mut memory_cached = out.family(&MEMORY_CACHED);
+    for node in &status.nodes {
+        memory_cached.sample(&[("node", &node.node)], node.memory.cached_bytes);
+    }
+    let mut memory_kept = out.family(&MEMORY_KEPT);
+    for node in &status.nodes {
+        memory_kept.sample(&[("node", &node.node)], node.memory.kept_bytes);
     }
     let mut memory_mapped = out.family(&MEMORY_MAPPED);
     for node in &status.nodes {
@@ -84,9 +100,7 @@ pub fn render(format: Format, source: &dyn Source, http: &HttpStatistics) -> Str
         let mut samples = out.family(counters[0].family());
         for node in &status.nodes {
             for &counter in counters {
-                let sum = cpus.iter().fold(0, |sum: u64, (_, cpu)| {
-                    sum.wrapping_add(cpu.get_node(node.node, counter))
-                });
+                let sum = CpuCounters::sum_node(cpus.iter().map(|&(_, cpu)| cpu), node.node, counter);
                 labelled(&mut samples, ("node", &node.node), counter.label(), sum);
             }
         }

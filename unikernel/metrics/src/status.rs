@@ -7,7 +7,7 @@ use core::time::Duration;
 use homenode_topology::{CpuId, NodeId};
 use serde::{Serialize, Serializer};
 
-use crate::counters::CpuCounters;
+use crate::counters::{CpuCounter, CpuCounters};
 
 /// Where the numbers come from. The kernel implements it; it is asked anew for each request, and must not wait.
 pub trait Source {
@@ -39,6 +39,10 @@ pub struct Status {
     pub program: Program,
     /// How many threads are in each state.
     pub threads: Threads,
+    /// Page faults on program memory that were handled since boot, by all CPUs.
+    pub page_faults: u64,
+    /// The locks of program memory's page table.
+    pub page_table_locks: PageTableLocks,
     /// One item for each node, in the order of the nodes.
     pub nodes: Vec<NodeStatus>,
     /// The network interface.
@@ -90,6 +94,33 @@ impl Threads {
     }
 }
 
+/// The locks of program memory's page table since boot, summed over all CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PageTableLocks {
+    /// `split` if each page of the table has its own lock, `coarse` if all have one.
+    pub scheme: &'static str,
+    /// How many times one was taken.
+    pub acquisitions: u64,
+    /// How many of these found it held by another CPU.
+    pub contended: u64,
+}
+
+impl PageTableLocks {
+    /// What `cpus` counted under `scheme`.
+    pub fn counted_by<'a, C>(scheme: &'static str, cpus: C) -> Self
+    where
+        C: IntoIterator<Item = &'a CpuCounters> + Clone,
+    {
+        // First, so that what is counted between the two makes the contended ones look fewer, never more than all.
+        let contended = CpuCounters::sum(cpus.clone(), CpuCounter::TableLockContended);
+        Self {
+            scheme,
+            acquisitions: CpuCounters::sum(cpus, CpuCounter::TableLock),
+            contended,
+        }
+    }
+}
+
 /// One node.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeStatus {
@@ -103,35 +134,42 @@ pub struct NodeStatus {
     pub mapped_bytes: MappedBytes,
 }
 
-/// A node's memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// The memory of a node that is under the frame allocator's care.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeMemory {
-    total_bytes: u64,
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is free.
+    #[serde(flatten)]
+    pub free: FreeMemory,
+    /// How much of the free memory lies in the CPUs' caches.
+    pub cached_bytes: u64,
+    /// How much free memory outside the caches programs leave to the kernel.
+    pub kept_bytes: u64,
+}
+
+/// Free memory by the size of the free blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FreeMemory {
     free_bytes: u64,
     free_bytes_by_order: Vec<u64>,
 }
 
-impl NodeMemory {
-    /// A node with `total_bytes` of RAM under the frame allocator's care, whose free blocks of 2ⁿ frames of 4 KiB number
-    /// `free_blocks[n]`.
+impl FreeMemory {
+    /// `blocks[n]` free blocks of 2ⁿ frames of 4 KiB, for each n.
     #[must_use]
-    pub fn new(total_bytes: u64, free_blocks: &[u64]) -> Self {
+    pub fn new(blocks: &[u64]) -> Self {
         let free_bytes_by_order: Vec<u64> = (12..)
-            .zip(free_blocks)
+            .zip(blocks)
             .map(|(shift, blocks)| blocks << shift)
             .collect();
         Self {
-            total_bytes,
             free_bytes: free_bytes_by_order.iter().sum(),
             free_bytes_by_order,
         }
     }
 
-    pub(crate) const fn total_bytes(&self) -> u64 {
-        self.total_bytes
-    }
-
-    pub(crate) fn free_bytes_by_order(&self) -> &[u64] {
+    pub(crate) fn by_order(&self) -> &[u64] {
         &self.free_bytes_by_order
     }
 }
@@ -151,6 +189,22 @@ pub struct MappedBytes {
 }
 
 impl MappedBytes {
+    /// What `cpus`, which must be all that ever counted, say of the frames of `node`.
+    ///
+    /// They go on counting meanwhile. A page that one CPU maps and another one unmaps may thus be seen to go but not to come, so
+    /// that a sum can be a few pages short; it is never shown below 0.
+    pub fn counted_by<'a, C>(node: NodeId, cpus: C) -> Self
+    where
+        C: IntoIterator<Item = &'a CpuCounters> + Clone,
+    {
+        let [by_4k, by_2m, by_1g] = [(0, 12), (1, 21), (2, 30)].map(|(size, shift)| {
+            let shares = cpus.clone().into_iter().map(|cpu| cpu.pages(node, size));
+            let pages = shares.fold(0, i64::wrapping_add).max(0);
+            pages.cast_unsigned() << shift
+        });
+        Self { by_4k, by_2m, by_1g }
+    }
+
     /// Each page size's name and number of bytes.
     pub(crate) const fn by_page_size(&self) -> [(&'static str, u64); 3] {
         [("4KiB", self.by_4k), ("2MiB", self.by_2m), ("1GiB", self.by_1g)]

@@ -5,7 +5,10 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::Machine;
-use homenode_metrics::{Format, HttpStatistics, ProgramState, Source, render};
+use homenode_metrics::{
+    CpuCounters, Format, HttpStatistics, MappedBytes, NodeCounters, ProgramState, Source, render,
+};
+use homenode_topology::NodeId;
 use serde_json::json;
 
 fn text(format: Format) -> String {
@@ -90,17 +93,31 @@ fn status() {
         "boot_duration_seconds": 0.25,
         "program": { "name": "fft3d", "state": "running" },
         "threads": { "running": 2, "ready": 0, "blocked": 1 },
+        "page_faults": 70,
+        "page_table_locks": { "scheme": "split", "acquisitions": 700, "contended": 6 },
         "nodes": [
             {
                 "node": 0,
                 "cpus_online": 2,
-                "memory": { "total_bytes": 1 << 30, "free_bytes": 53_248, "free_bytes_by_order": [4096, 0, 49_152] },
+                "memory": {
+                    "total_bytes": 1 << 30,
+                    "free_bytes": 53_248,
+                    "cached_bytes": 4096,
+                    "kept_bytes": 2 << 20,
+                    "free_bytes_by_order": [4096, 0, 49_152],
+                },
                 "mapped_bytes": { "4KiB": 4096, "2MiB": 40 << 20, "1GiB": 0 },
             },
             {
                 "node": 1,
                 "cpus_online": 0,
-                "memory": { "total_bytes": 1 << 30, "free_bytes": 0, "free_bytes_by_order": [0, 0, 0] },
+                "memory": {
+                    "total_bytes": 1 << 30,
+                    "free_bytes": 0,
+                    "cached_bytes": 0,
+                    "kept_bytes": 2 << 20,
+                    "free_bytes_by_order": [0, 0, 0],
+                },
                 "mapped_bytes": { "4KiB": 4096, "2MiB": 0, "1GiB": 0 },
             },
         ],
@@ -111,4 +128,23 @@ fn status() {
     machine.program = ProgramState::Ended { exit_status: 3 };
     expected["program"] = json!({ "name": "fft3d", "state": "ended", "exit_status": 3 });
     assert_eq!(serde_json::to_value(machine.status()).unwrap(), expected);
+}
+
+/// What is read while others count may be short, and must not turn into a number of about 2⁶⁴.
+#[test]
+fn mapped_bytes_are_never_negative() {
+    let cpus = [2, -3].map(|pages| {
+        let cpu = CpuCounters::new(Box::leak(Box::new([NodeCounters::new()])));
+        for size in 0..3 {
+            cpu.add_pages(NodeId(0), size, pages);
+        }
+        cpu
+    });
+    assert_eq!(MappedBytes::counted_by(NodeId(0), &cpus), MappedBytes::default());
+    cpus[1].add_pages(NodeId(0), 2, 2);
+    let expected = MappedBytes {
+        by_1g: 1 << 30,
+        ..MappedBytes::default()
+    };
+    assert_eq!(MappedBytes::counted_by(NodeId(0), &cpus), expected);
 }

@@ -122,6 +122,32 @@ impl VirtRange {
         self.bytes
     }
 
+    /// The last address of the range; its first, if it is empty.
+    #[must_use]
+    pub const fn last(&self) -> VirtAddr {
+        VirtAddr(self.start.0 + self.bytes.saturating_sub(1))
+    }
+
+    /// The part of the range from `start` on, or `None` if `start` does not lie in it.
+    #[must_use]
+    pub const fn from(&self, start: VirtAddr) -> Option<Self> {
+        if self.contains(start) {
+            Some(Self {
+                start,
+                bytes: self.bytes - (start.0 - self.start.0),
+            })
+        } else {
+            None
+        }
+    }
+
+    /// Whether the `bytes` (a power of two) around `address`, aligned to their size, lie in the range.
+    #[must_use]
+    pub(crate) const fn contains_aligned(&self, address: VirtAddr, bytes: u64) -> bool {
+        let first = address.align_down(bytes);
+        self.contains(first) && self.contains(VirtAddr(first.0 + (bytes - 1)))
+    }
+
     /// Whether `address` lies in the range.
     #[must_use]
     pub const fn contains(&self, address: VirtAddr) -> bool {

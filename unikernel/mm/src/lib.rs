@@ -5,23 +5,38 @@
 //! that before the call.
 //!
 //! - [`FrameAllocator`] hands out 4 KiB to 1 GiB of physical memory by node and [`Policy`].
+//! - [`heap`] has what allocators are made of.
 //! - [`PageTable`] maps virtual pages to frames.
 #![no_std]
 
 extern crate alloc;
 
 mod addr;
+mod atomic;
+mod attributes;
 mod frame;
 mod frames;
+pub mod heap;
 mod machine;
+#[cfg(loom)]
+pub mod model;
 mod policy;
+mod ranges;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod size;
+mod space;
 mod table;
+mod tlb;
 
 pub use addr::{VirtAddr, VirtRange};
+pub use attributes::{Attributes, Protection};
 pub use frame::{Block, Frame};
-pub use frames::{BuildError, FrameAllocator, LocalTables, NodeMemory, NodeStats, OutOfMemory};
-pub use machine::Machine;
+pub use frames::{BuildError, FrameAllocator, LocalTables, NodeMemory, NodeStats, OutOfMemory, Purpose};
+pub use machine::{Event, Machine, NodeEvent};
 pub use policy::{Allocation, NumaEvent, Placement, Policy};
+pub use ranges::VirtualRanges;
 pub use size::{FrameSize, ORDERS, Order, PageSize, Size1GiB, Size2MiB, Size4KiB};
+pub use space::{Access, AddressSpace, FaultError, LockScheme, PageState, RangeError, ReserveError};
 pub use table::{Flags, MapError, Mapping, PageTable, TableFrames, UnmapError};
+pub use tlb::{Generation, TlbEngine};

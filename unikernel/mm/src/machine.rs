@@ -2,19 +2,62 @@
 
 use core::ptr::NonNull;
 
-use homenode_topology::PhysRange;
+use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 
 use crate::addr::VirtAddr;
+use crate::size::PageSize;
 
-/// What the memory manager asks of the machine: physical memory as bytes, and invalidation of translations.
+/// What is counted for each CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A page fault was handled.
+    Fault,
+    /// A page-table lock was taken.
+    TableLock,
+    /// A page-table lock was held by another CPU when it was wanted.
+    TableLockContended,
+    /// A page was divided into 512 smaller ones.
+    Split,
+    /// A page was moved to another node.
+    Moved,
+    /// A page that was to be moved stayed where it was.
+    NotMoved,
+    /// This CPU dropped its translation of one page.
+    FlushOne,
+    /// This CPU dropped all of its translations.
+    FlushAll,
+    /// This CPU asked others to drop their translations.
+    RemoteFlush,
+    /// This CPU dropped its translations because another one had asked for it.
+    RemoteFlushReceived,
+}
+
+/// What is counted for each pair of a CPU and a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NodeEvent {
+    /// A frame was taken, in Linux's terms.
+    Numa(crate::policy::NumaEvent),
+    /// A 2 MiB page was mapped to a frame of the node.
+    HugeAllocated,
+    /// Smaller pages had to do where a 2 MiB page was intended for the node.
+    HugeFallback,
+    /// A page of this size maps, or no longer maps, a frame of the node.
+    Mapped(PageSize),
+    /// Three in one: a frame was taken by a CPU of the node, as was intended, and a page of this size maps it.
+    MappedAtHome(PageSize),
+}
+
+/// What the memory manager asks of the machine: physical memory as bytes, who runs, invalidation of translations, and interrupts to
+/// other CPUs.
 ///
-/// The kernel's is its direct map and its instructions; the host tests' is an array. It is used by static dispatch, and
-/// grows with what the memory manager does: the current CPU, clocks and interrupts to other CPUs are not asked for yet.
+/// The kernel's is its direct map and its instructions; the simulated machine's is an array and cores of its own. It is used by
+/// static dispatch.
 ///
 /// # Safety
 /// An implementor promises that a pointer from [`memory`](Self::memory) is valid for reads and writes of the whole range
 /// for as long as the implementor lives, that equal addresses give equal pointers and different addresses different
-/// ones, and that `invalidate_*` change nothing but the CPU's cached translations.
+/// ones, that `invalidate_*` change nothing but the CPU's cached translations, and drop them before they return, and that
+/// [`cpu`](Self::cpu) gives different numbers to code that runs at the same time.
 pub unsafe trait Machine: Send + Sync {
     /// A pointer to the first byte of `range`, which must be memory (not device registers).
     fn memory(&self, range: PhysRange) -> NonNull<u8>;
@@ -29,11 +72,42 @@ pub unsafe trait Machine: Send + Sync {
         unsafe { self.memory(range).write_bytes(0, bytes) }
     }
 
-    /// Drops the current CPU's cached translation of the page that `page` lies in, global or not (`INVLPG`).
+    /// Copies the bytes of `from` to those from `to` on.
+    ///
+    /// # Safety
+    /// Nothing else may use the target or write to the source meanwhile, no reference to the target may be live, and the two do not
+    /// overlap.
+    unsafe fn copy(&self, from: PhysRange, to: PhysAddr) {
+        let bytes = usize::try_from(from.bytes()).expect("64-bit machine");
+        let target = self.memory(PhysRange::new(to, to + from.bytes()));
+        // SAFETY: `memory` gives pointers to all of both ranges, and the caller promises the rest.
+        unsafe { self.memory(from).copy_to_nonoverlapping(target, bytes) }
+    }
+
+    /// The running CPU.
+    fn cpu(&self) -> CpuId;
+
+    /// The running CPU's node.
+    fn node(&self) -> NodeId;
+
+    /// Drops the running CPU's cached translation of the page that `page` lies in, global or not, and its cached entries of tables
+    /// above (`INVLPG`).
     fn invalidate_page(&self, page: VirtAddr);
 
-    /// Drops all of the current CPU's cached translations, the global ones too.
+    /// Drops all of the running CPU's cached translations of program memory.
     fn invalidate_all(&self);
+
+    /// Interrupts another CPU, so that it calls [`TlbEngine::catch_up`](crate::TlbEngine::catch_up) soon.
+    fn interrupt(&self, cpu: CpuId);
+
+    /// Called again and again while the running CPU waits for another one. Interrupts may be handled meanwhile.
+    fn relax(&self);
+
+    /// Counts `n` events of the running CPU.
+    fn count(&self, event: Event, n: u64);
+
+    /// Counts `n` events of the running CPU about a node; what is a level rather than a sum falls again by negative numbers.
+    fn count_on(&self, node: NodeId, event: NodeEvent, n: i64);
 }
 
 // SAFETY: everything is handed on to an implementor that lives at least as long as the reference.
@@ -47,11 +121,40 @@ unsafe impl<M: Machine> Machine for &M {
         unsafe { (**self).zero(range) }
     }
 
+    unsafe fn copy(&self, from: PhysRange, to: PhysAddr) {
+        // SAFETY: the caller's promise is handed on.
+        unsafe { (**self).copy(from, to) }
+    }
+
+    fn cpu(&self) -> CpuId {
+        (**self).cpu()
+    }
+
+    fn node(&self) -> NodeId {
+        (**self).node()
+    }
+
     fn invalidate_page(&self, page: VirtAddr) {
         (**self).invalidate_page(page);
     }
 
     fn invalidate_all(&self) {
         (**self).invalidate_all();
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        (**self).interrupt(cpu);
+    }
+
+    fn relax(&self) {
+        (**self).relax();
+    }
+
+    fn count(&self, event: Event, n: u64) {
+        (**self).count(event, n);
+    }
+
+    fn count_on(&self, node: NodeId, event: NodeEvent, n: i64) {
+        (**self).count_on(node, event, n);
     }
 }

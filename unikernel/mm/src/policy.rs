@@ -12,6 +12,8 @@ pub enum Policy {
     Local,
     /// This node and no other.
     Bind(NodeId),
+    /// This node, else the other nodes in order of their distance from it.
+    Preferred(NodeId),
     /// Each node that has memory in turn, by the page's index in its range; a full node's turn goes to the others in
     /// order of their distance from it.
     Interleave,
@@ -22,6 +24,7 @@ impl fmt::Display for Policy {
         match self {
             Self::Local => f.write_str("local"),
             Self::Bind(node) => write!(f, "bind:{node}"),
+            Self::Preferred(node) => write!(f, "preferred:{node}"),
             Self::Interleave => f.write_str("interleave"),
         }
     }

@@ -41,6 +41,15 @@ impl Order {
         Self::new(self.0 + 1)
     }
 
+    /// The next smaller order, or `None` below the smallest.
+    #[must_use]
+    pub const fn smaller(self) -> Option<Self> {
+        match self.0.checked_sub(1) {
+            Some(order) => Some(Self(order)),
+            None => None,
+        }
+    }
+
     /// The order as an index into an array of [`ORDERS`] items.
     #[must_use]
     pub const fn index(self) -> usize {
@@ -95,6 +104,11 @@ impl PageSize {
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.order().bytes()
+    }
+
+    /// The size in bytes, as a power of two.
+    pub(crate) const fn shift(self) -> u32 {
+        BASE_SHIFT + self.order().index() as u32
     }
 }
 

@@ -15,6 +15,14 @@ const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
 
+/// Lines of different systems: whole, broken, dotted and so on.
+const STYLES: [&str; 4] = [
+    "",
+    " stroke-dasharray=\"6 4\"",
+    " stroke-dasharray=\"2 3\"",
+    " stroke-dasharray=\"9 3 2 3\"",
+];
+
 /// The least value that is drawn: the logarithm of nothing is nowhere.
 const LEAST: f64 = 1.0;
 
@@ -25,8 +33,10 @@ pub(super) struct Line {
     pub(super) name: String,
     /// Its points: CPUs, and cost.
     pub(super) points: Vec<(u32, f64)>,
-    /// Whether it is broken.
-    pub(super) is_dashed: bool,
+    /// Its colour, by number: lines of one phase have the same.
+    pub(super) colour: usize,
+    /// How it is broken, by number: lines of one system are alike.
+    pub(super) style: usize,
 }
 
 /// Where a range of logarithms lies on the paper.
@@ -83,18 +93,14 @@ pub(super) fn draw(title: &str, cost: &str, lines: &[Line]) -> String {
         text(&mut svg, at, BOTTOM + 16.0, "middle", &cpus.to_string());
     }
     for (index, line) in lines.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+        let colour = COLOURS[line.colour % COLOURS.len()];
+        let dashes = STYLES[line.style % STYLES.len()];
         let places: Vec<(f64, f64)> = line
             .points
             .iter()
             .map(|&(cpus, cost)| (x.place(f64::from(cpus).log2()), y.place(cost.max(LEAST).log10())))
             .collect();
         let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let dashes = if line.is_dashed {
-            " stroke-dasharray=\"6 4\""
-        } else {
-            ""
-        };
         // Writing to a string does not fail.
         let _ = writeln!(
             svg,
@@ -155,7 +161,8 @@ mod tests {
         Line {
             name: "a<b".to_owned(),
             points: points.to_vec(),
-            is_dashed: false,
+            colour: 0,
+            style: 0,
         }
     }
 

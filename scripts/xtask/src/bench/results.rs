@@ -1,12 +1,12 @@
 //! Result files: what a benchmark cost, on which machine, and how that was measured.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::measurement::{Interrupts, Phase, Skipped};
+use crate::measurement::{Phase, Skipped};
 use crate::workspace;
 
 /// The change of instructions per operation that is told, as a share of the old value.
@@ -15,12 +15,15 @@ const TOLERANCE: f64 = 0.1;
 /// The change of instructions per operation below which a share means nothing.
 const LEAST_CHANGE: f64 = 1.0;
 
+/// What results call the system of this tree.
+pub const HOMENODE: &str = "homenode";
+
 /// What one benchmark cost on machines of several sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResultFile {
     /// The benchmark's name, with the mode if that is not the usual one.
     pub benchmark: String,
-    /// Which system did the work: `homenode` or `linux`.
+    /// Which system did the work: `homenode` or `linux`, and the words that its command line had.
     pub system: String,
     /// The command that made the file.
     pub command: String,
@@ -55,10 +58,21 @@ pub fn folder() -> PathBuf {
 impl ResultFile {
     /// The name of the file without folder and ending.
     pub fn stem(&self) -> String {
-        match self.system.as_str() {
-            "homenode" => self.benchmark.clone(),
-            system => format!("{}-{system}", self.benchmark),
+        if self.system == HOMENODE {
+            return self.benchmark.clone();
         }
+        let is_plain = |c: char| c.is_ascii_alphanumeric();
+        let words = self
+            .system
+            .split(|c| !is_plain(c))
+            .filter(|word| !word.is_empty());
+        let system = words.collect::<Vec<_>>().join("-");
+        format!("{}-{system}", self.benchmark)
+    }
+
+    /// The numbers of CPUs of its machines.
+    pub fn cpus(&self) -> Vec<u32> {
+        self.runs.iter().map(|run| run.cpus).collect()
     }
 
     /// Where the file is kept.
@@ -140,22 +154,30 @@ impl ResultFile {
 
     /// The counts of each phase on each machine, as a table for a terminal.
     pub fn table(&self) -> String {
-        let with_memory = self
-            .runs
-            .iter()
-            .flat_map(|run| &run.phases)
-            .any(|phase| phase.memory.is_some());
-        let mut lines = vec!["per operation of each phase:".to_owned(), header(with_memory)];
+        let phases = || self.runs.iter().flat_map(|run| &run.phases);
+        let columns = columns(phases());
         let mut names: Vec<&str> = Vec::new();
-        for phase in self.runs.iter().flat_map(|run| &run.phases) {
+        for phase in phases() {
             if !names.contains(&phase.name.as_str()) {
                 names.push(&phase.name);
             }
         }
+        let mut header = format!("{:<20}{:>5}{:>12}", "phase", "CPUs", "operations");
+        for Column { name, .. } in &columns {
+            header += &format!("{name:>width$}", width = width(name));
+        }
+        let mut lines = vec!["per operation of each phase:".to_owned(), header];
         for name in names {
             for run in &self.runs {
-                let phases = run.phases.iter().filter(|phase| phase.name == name);
-                lines.extend(phases.map(|phase| row(run.cpus, phase)));
+                for phase in run.phases.iter().filter(|phase| phase.name == name) {
+                    let mut line = format!("{name:<20}{:>5}{:>12}", run.cpus, phase.operations);
+                    for column in &columns {
+                        let count = (column.count)(phase).map(|count| number(phase.per_operation(count)));
+                        let cell = count.unwrap_or_else(|| "-".to_owned());
+                        line += &format!("{cell:>width$}", width = width(&column.name));
+                    }
+                    lines.push(line);
+                }
             }
         }
         for skipped in self.runs.first().iter().flat_map(|run| &run.skipped) {
@@ -165,60 +187,97 @@ impl ResultFile {
     }
 }
 
-fn header(with_memory: bool) -> String {
-    let mut line = format!(
-        "{:<20}{:>5}{:>12}{:>15}{:>13}{:>16}{:>14}{:>9}{:>9}{:>9}",
-        "phase",
-        "CPUs",
-        "operations",
-        "kernel instr.",
-        "bulk instr.",
-        "program instr.",
-        "string iter.",
-        "timer",
-        "wake",
-        "flush"
-    );
-    if with_memory {
-        line += &format!(
-            "{:>12}{:>12}{:>14}{:>14}{:>14}",
-            "local acc.", "remote acc.", "local misses", "remote misses", "shared writes"
-        );
-    }
-    line
+/// Takes a count from a phase that has it.
+type Count = Box<dyn Fn(&Phase) -> Option<u64>>;
+
+/// A count of a phase.
+pub(super) struct Column {
+    /// What a table calls it.
+    pub(super) name: String,
+    /// What it is about.
+    pub(super) kind: Kind,
+    /// The count.
+    pub(super) count: Count,
 }
 
-fn row(cpus: u32, phase: &Phase) -> String {
-    let per = |count| number(phase.per_operation(count));
-    let strings = phase.string_iterations;
-    let interrupts = |kind: fn(Interrupts) -> u64| {
-        phase
-            .interrupts
-            .map_or_else(|| "-".to_owned(), |interrupts| per(kind(interrupts)))
+/// What a count is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Instructions executed.
+    Instructions,
+    /// Accesses to memory.
+    Memory,
+    /// What the system's own kernel counted.
+    Kernel,
+}
+
+/// The counts that `phases` have.
+pub(super) fn columns<'a>(phases: impl Iterator<Item = &'a Phase> + Clone) -> Vec<Column> {
+    let mut columns = Vec::new();
+    let mut add = |kind, name: &str, count: fn(&Phase) -> Option<u64>| {
+        columns.push(Column {
+            name: name.to_owned(),
+            kind,
+            count: Box::new(count),
+        });
     };
-    let mut line = format!(
-        "{:<20}{cpus:>5}{:>12}{:>15}{:>13}{:>16}{:>14}{:>9}{:>9}{:>9}",
-        phase.name,
-        phase.operations,
-        per(phase.instructions.kernel),
-        per(phase.instructions.bulk),
-        per(phase.instructions.app),
-        per(strings.kernel + strings.bulk + strings.app),
-        interrupts(|interrupts| interrupts.timer),
-        interrupts(|interrupts| interrupts.wake),
-        interrupts(|interrupts| interrupts.flush)
-    );
-    if let Some(memory) = &phase.memory {
-        line += &format!(
-            "{:>12}{:>12}{:>14}{:>14}{:>14}",
-            per(memory.all.local()),
-            per(memory.all.remote()),
-            per(memory.misses.local()),
-            per(memory.misses.remote()),
-            per(memory.shared_line_writes)
-        );
+    add(Kind::Instructions, "kernel", |phase| {
+        Some(phase.instructions.kernel)
+    });
+    add(Kind::Instructions, "bulk", |phase| Some(phase.instructions.bulk));
+    add(Kind::Instructions, "program", |phase| {
+        Some(phase.instructions.app)
+    });
+    add(Kind::Instructions, "iterations", |phase| {
+        let strings = phase.string_iterations;
+        Some(strings.kernel + strings.bulk + strings.app)
+    });
+    if phases.clone().any(|phase| phase.memory.is_some()) {
+        add(Kind::Memory, "local accesses", |phase| {
+            Some(phase.memory.as_ref()?.all.local())
+        });
+        add(Kind::Memory, "remote accesses", |phase| {
+            Some(phase.memory.as_ref()?.all.remote())
+        });
+        add(Kind::Memory, "local misses", |phase| {
+            Some(phase.memory.as_ref()?.misses.local())
+        });
+        add(Kind::Memory, "remote misses", |phase| {
+            Some(phase.memory.as_ref()?.misses.remote())
+        });
+        add(Kind::Memory, "shared-line writes", |phase| {
+            Some(phase.memory.as_ref()?.shared_line_writes)
+        });
+        add(Kind::Memory, "kernel's shared-line writes", |phase| {
+            Some(phase.memory.as_ref()?.kernel_shared_line_writes())
+        });
     }
-    line
+    if phases.clone().any(|phase| phase.interrupts.is_some()) {
+        add(Kind::Kernel, "timer interrupts", |phase| {
+            Some(phase.interrupts?.timer)
+        });
+        add(Kind::Kernel, "wake interrupts", |phase| {
+            Some(phase.interrupts?.wake)
+        });
+        add(Kind::Kernel, "flush interrupts", |phase| {
+            Some(phase.interrupts?.flush)
+        });
+    }
+    let names: BTreeSet<&String> = phases.flat_map(|phase| phase.counters.keys()).collect();
+    for name in names {
+        let key = name.clone();
+        columns.push(Column {
+            name: name.replace('_', " "),
+            kind: Kind::Kernel,
+            count: Box::new(move |phase| phase.counters.get(&key).copied()),
+        });
+    }
+    columns
+}
+
+/// How wide a table's column is: two spaces, and the name or a large number.
+fn width(name: &str) -> usize {
+    2 + name.len().max("1,000,000".len())
 }
 
 /// A count for an operation: whole with its thousands apart, or with one decimal if it is small.
@@ -240,7 +299,7 @@ pub(crate) fn number(value: f64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::measurement::ByCode;
+    use crate::measurement::{ByCode, Interrupts};
 
     /// A result of one phase, on machines of 1 and 2 CPUs, with these kernel instructions for 10 operations.
     pub(crate) fn result(system: &str, kernel: [u64; 2]) -> ResultFile {
@@ -264,6 +323,7 @@ pub(super) mod tests {
                     wake: 5,
                     flush: 30,
                 }),
+                counters: BTreeMap::from([("table_locks".to_owned(), 40)]),
                 memory: None,
             }],
             skipped: vec![Skipped {
@@ -298,6 +358,11 @@ pub(super) mod tests {
             result("linux", [1, 1])
                 .path()
                 .ends_with("docs/results/unmap-linux.json")
+        );
+        assert!(
+            result("homenode ptlock=coarse", [1, 1])
+                .path()
+                .ends_with("docs/results/unmap-homenode-ptlock-coarse.json")
         );
     }
 
@@ -335,6 +400,10 @@ pub(super) mod tests {
             "{table}"
         );
         assert!(rows[1].contains(" 2.0 "), "{table}");
+        assert!(
+            rows[1].ends_with(" 4.0") && table.contains(" table locks\n"),
+            "{table}"
+        );
         assert!(table.contains("skipped protect_16: needs rights"), "{table}");
     }
 

@@ -34,7 +34,8 @@ impl Comparison {
         for (title, cost) in instructions {
             self.side_by_side(&mut text, title, |phase| Some(cost(phase)));
         }
-        let interrupts: [(&str, InterruptCost); 2] = [
+        let interrupts: [(&str, InterruptCost); 3] = [
+            ("Timer interrupts", |interrupts| interrupts.timer),
             ("Interrupts that ask for a flush of the TLB", |interrupts| {
                 interrupts.flush
             }),
@@ -45,7 +46,7 @@ impl Comparison {
         for (title, cost) in interrupts {
             self.side_by_side(&mut text, title, |phase| phase.interrupts.as_ref().map(cost));
         }
-        let accesses: [(&str, MemoryCost); 4] = [
+        let accesses: [(&str, MemoryCost); 5] = [
             ("Accesses to the own node's memory", |memory| memory.all.local()),
             ("Accesses to other nodes' memory", |memory| memory.all.remote()),
             ("Misses of the model cache to other nodes", |memory| {
@@ -53,6 +54,9 @@ impl Comparison {
             }),
             ("Stores to lines that another CPU wrote last", |memory| {
                 memory.shared_line_writes
+            }),
+            ("Those of them by the kernel", |memory| {
+                memory.kernel_shared_line_writes()
             }),
         ];
         for (title, cost) in accesses {
@@ -209,6 +213,7 @@ mod tests {
             },
             string_iterations: ByCode::default(),
             interrupts: None,
+            counters: Default::default(),
             memory: None,
         }
     }
@@ -219,7 +224,6 @@ mod tests {
             emulator_seconds: 1.0,
             phases,
             skipped: Vec::new(),
-            console: String::new(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! The benchmarks, and the referee that counts what they cost.
 
+use std::time::Duration;
+
 use boot_tests::{Boot, End};
 use xtask::bench::{self, Options, results::ResultFile};
 
@@ -9,10 +11,13 @@ fn measure(name: &str, numa: bool) -> ResultFile {
         cpus_list: vec![2],
         nodes: 2,
         memory: "512M".parse().unwrap(),
+        cmdline: String::new(),
+        linux: false,
+        linux_kernel: None,
         numa,
         json: false,
         save: false,
-        timeout: 180,
+        timeout: Duration::from_secs(180),
     };
     bench::measure(&options).unwrap_or_else(|error| panic!("{error:#}"))
 }
@@ -45,11 +50,32 @@ fn messages_between_nodes_cross_them() {
 }
 
 #[test]
-fn what_homenode_can_not_do_is_skipped_by_name() {
-    let outcome = Boot::application("bench").arguments(&["faults"]).run();
+fn pages_are_touched_unmapped_and_protected() {
+    let boot = Boot::application("bench").arguments(&["faults", "unmap"]);
+    // On a busy host, each unmapping waits for the other CPU's turn.
+    let outcome = boot.timeout(Duration::from_secs(400)).run();
     outcome.assert_end(End::Program(0));
-    outcome.line("skipped fault_4k: needs demand paging");
-    outcome.line("phase 20 populate_2m ops=64 cpus=2");
+    for phase in [
+        "phase 16 fault_4k ops=16384",
+        "phase 18 fault_2m ops=64",
+        "phase 22 fault_2m_1g ops=64",
+        "phase 24 fault_2m_shared ops=64",
+        "phase 20 populate_2m ops=64",
+        "phase 32 unmap_16 ops=1000",
+        "phase 34 protect_16 ops=1000",
+        "phase 36 unmap_2m ops=200",
+    ] {
+        outcome.line(&format!("{phase} cpus=2"));
+    }
+}
+
+#[test]
+fn fewer_pages_are_touched_where_memory_is_short() {
+    let boot = Boot::application("bench").machine(1, 4, "128M");
+    let outcome = boot.arguments(&["faults", "--threads", "4"]).run();
+    outcome.assert_end(End::Program(0));
+    outcome.line("scaled fault_2m: 10 of 32 pages for each thread");
+    outcome.line("phase 18 fault_2m ops=40 cpus=4");
 }
 
 #[test]

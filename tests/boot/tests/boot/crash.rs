@@ -71,6 +71,43 @@ fn code_can_not_be_written() {
 }
 
 #[test]
+fn a_page_that_may_be_read_only_is_read_but_not_written() {
+    let outcome = guest("read-only-write");
+    outcome.assert_end(End::Exception);
+    let read = outcome.line("read 17 at 0x");
+    let address = read.rsplit("0x").next().unwrap();
+    let report = outcome.line("write to 0x");
+    assert!(
+        report.contains(address) && report.contains("the page does not allow it"),
+        "{report}"
+    );
+    assert_backtrace_names(&outcome, "read_only_write");
+}
+
+#[test]
+fn a_write_behind_a_reservation_names_the_nearest_reservations() {
+    let outcome = guest("beyond-the-end");
+    outcome.assert_end(End::Exception);
+    let reserved = outcome.line("reserved 3145728 bytes at 0x");
+    let start = reserved.rsplit("0x").next().unwrap();
+    let report = outcome.line("nearest reservation");
+    assert!(report.contains(start), "{start}: {report}");
+    assert_backtrace_names(&outcome, "beyond_the_end");
+}
+
+#[test]
+fn a_first_touch_without_memory_names_node_size_and_policy() {
+    let outcome = guest("touch-without-memory");
+    outcome.assert_end(End::Exception);
+    let report = outcome.line("out of memory: ");
+    assert!(
+        report.contains("no free 4 KiB page on node 1 (policy bind:1)"),
+        "{report}"
+    );
+    assert_backtrace_names(&outcome, "touch_without_memory");
+}
+
+#[test]
 fn a_stack_can_not_be_executed() {
     let outcome = guest("stack-execute");
     outcome.assert_end(End::Exception);

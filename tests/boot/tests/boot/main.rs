@@ -5,6 +5,7 @@ mod bench;
 mod command;
 mod crash;
 mod emulator;
+mod hugelock;
 mod metrics;
 mod referee;
 mod runtime;

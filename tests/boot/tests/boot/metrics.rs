@@ -58,20 +58,19 @@ fn a_running_program_is_scraped() {
     assert_eq!(topology["nodes"].as_array().unwrap().len(), 2);
     assert_eq!(topology["nodes"][1]["cpus"], json!([2, 3]));
     assert_eq!(topology["distances"], json!([[10, 20], [20, 10]]));
-    let status: Value = serde_json::from_str(&get(&guest, "/status").body).unwrap();
+    let status = status(&guest);
     assert_eq!(status["program"], json!({"name": "guest", "state": "running"}));
     let nodes = status["nodes"].as_array().unwrap();
     assert_eq!(nodes.len(), 2);
     for (number, node) in nodes.iter().enumerate() {
         assert_eq!((&node["node"], &node["cpus_online"]), (&json!(number), &json!(2)));
-        assert_memory_adds_up(&node["memory"]);
     }
     assert_eq!(get(&guest, "/healthz").status, 200);
     assert_eq!(get(&guest, "/nothing-here").status, 404);
     guest.finish().assert_end(End::Program(0));
 }
 
-/// The memory of a node that has 256 MiB.
+/// The memory of a node that has 256 MiB, part of it in use.
 fn assert_memory_adds_up(memory: &Value) {
     let bytes = |name: &str| memory[name].as_u64().unwrap();
     let (total, free) = (bytes("total_bytes"), bytes("free_bytes"));
@@ -80,6 +79,7 @@ fn assert_memory_adds_up(memory: &Value) {
     let orders = memory["free_bytes_by_order"].as_array().unwrap();
     let sum: u64 = orders.iter().map(|bytes| bytes.as_u64().unwrap()).sum();
     assert_eq!(sum, free, "{memory}");
+    assert!(bytes("cached_bytes") <= free, "{memory}");
 }
 
 fn promtool_accepts(metrics: &str) {
@@ -185,6 +185,112 @@ fn a_hundred_clients_at_once_are_answered_and_leave_nothing_behind() {
     let before = free_bytes_at_rest(&guest);
     ask_a_hundred_times_at_once(guest.port());
     assert_eq!(free_bytes_at_rest(&guest), before);
+}
+
+/// The bytes that are mapped to frames of `node` of a `/status`, by pages of any size.
+fn mapped_bytes(node: &Value) -> u64 {
+    let sizes = node["mapped_bytes"].as_object().unwrap();
+    sizes.values().map(|bytes| bytes.as_u64().unwrap()).sum()
+}
+
+/// What must hold of every `/status`, whatever the program does.
+fn assert_consistent(status: &Value) {
+    let locks = &status["page_table_locks"];
+    let number = |name: &str| locks[name].as_u64().unwrap();
+    assert!(number("contended") <= number("acquisitions"), "{locks}");
+    for node in status["nodes"].as_array().unwrap() {
+        assert_memory_adds_up(&node["memory"]);
+        assert!(
+            mapped_bytes(node) <= node["memory"]["total_bytes"].as_u64().unwrap(),
+            "{node}"
+        );
+    }
+}
+
+fn status(guest: &Guest) -> Value {
+    let status = serde_json::from_str(&guest.get("/status").body).unwrap();
+    assert_consistent(&status);
+    status
+}
+
+/// The workers of fft3d take their shares of the grid from their own nodes, and keep them until the program ends.
+#[test]
+fn mapped_memory_is_seen_on_its_nodes() {
+    /// What the two workers of each node take: half of 128³ complex numbers of 16 bytes.
+    const SHARE_BYTES: u64 = 16 << 20;
+    let guest = Boot::application("fft3d")
+        .machine(2, 4, "512M")
+        .arguments(&["--n", "128", "--repeat", "1000000"])
+        .start();
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        let status = status(&guest);
+        let nodes = status["nodes"].as_array().unwrap();
+        if nodes.iter().all(|node| mapped_bytes(node) >= SHARE_BYTES) {
+            break status;
+        }
+        assert!(Instant::now() < deadline, "{status}");
+        thread::sleep(Duration::from_millis(500));
+    };
+    for node in status["nodes"].as_array().unwrap() {
+        let bytes = |name: &str| node["memory"][name].as_u64().unwrap();
+        assert!(
+            bytes("total_bytes") - bytes("free_bytes") >= SHARE_BYTES,
+            "{node}"
+        );
+    }
+    assert_eq!(status["page_table_locks"]["scheme"], "split");
+
+    // What only grows is no less a moment later.
+    let metrics = guest.get("/metrics").body;
+    let locks = &status["page_table_locks"];
+    for (earlier, name) in [
+        (&status["page_faults"], "homenode_pgfault_total"),
+        (
+            &locks["acquisitions"],
+            "homenode_page_table_lock_acquisitions_total",
+        ),
+        (&locks["contended"], "homenode_page_table_lock_contended_total"),
+    ] {
+        let earlier = earlier.as_u64().unwrap();
+        assert!(
+            sum_of(&metrics, name) >= earlier,
+            "{name} was {earlier}:\n{metrics}"
+        );
+    }
+    assert!(
+        sum_of(&metrics, "homenode_memory_mapped_bytes") >= 2 * SHARE_BYTES,
+        "{metrics}"
+    );
+    // The program has no end.
+    drop(guest);
+}
+
+/// Each page that hugelock touches is a fault, which takes at least one lock; when it has ended, the pages are gone.
+#[test]
+fn page_faults_and_locks_are_counted_and_mapped_memory_goes() {
+    const PAGES: u64 = 64;
+    let guest = Boot::application("hugelock")
+        .machine(2, 4, "512M")
+        .arguments(&["--pages", &PAGES.to_string(), "--threads", "4", "--own"])
+        .cmdline("ptlock=coarse metrics.linger=30s")
+        .start();
+    guest.wait_for("ended with status 0");
+    let status = status(&guest);
+    let locks = &status["page_table_locks"];
+    assert_eq!(locks["scheme"], "coarse");
+    assert!(locks["acquisitions"].as_u64().unwrap() >= PAGES, "{locks}");
+    assert!(status["page_faults"].as_u64().unwrap() >= PAGES, "{status}");
+    let nodes = status["nodes"].as_array().unwrap();
+    let mapped: u64 = nodes.iter().map(mapped_bytes).sum();
+    // What is left is the main thread's.
+    assert!((4096..PAGES << 20).contains(&mapped), "{status}");
+
+    let metrics = guest.get("/metrics").body;
+    let huge = sum_of(&metrics, "homenode_thp_fault_alloc_total");
+    let fallbacks = sum_of(&metrics, "homenode_thp_fault_fallback_total");
+    assert!(huge + fallbacks >= PAGES, "{metrics}");
+    guest.finish().assert_end(End::Program(0));
 }
 
 #[test]

@@ -36,7 +36,29 @@ fn memory_and_its_policies() {
 }
 
 #[test]
-fn threads_beyond_the_memory_are_refused() {
+fn memory_behind_one_lock() {
+    run(guest().cmdline("ptlock=coarse"), &["memory"]);
+}
+
+#[test]
+fn allocation_on_all_cpus() {
+    run(guest(), &["heap"]);
+}
+
+#[test]
+fn pages_of_1_gib() {
+    run(Boot::application("guest").machine(1, 2, "4G"), &["giant-pages"]);
+}
+
+#[test]
+fn an_error_says_which_node_lacks_memory_and_the_program_goes_on() {
+    let outcome = run(guest(), &["out-of-memory"]);
+    outcome.line("out of memory: no free 4 KiB page on node 0 (policy bind:0)");
+    outcome.line("out-of-memory: passed");
+}
+
+#[test]
+fn stacks_take_memory_as_they_are_used() {
     run(guest(), &["many-stacks"]);
 }
 

@@ -10,6 +10,7 @@ use std::thread;
 use homenode_topology::{CpuId, NodeId};
 
 use super::cpus::{cpu_of_os, os_cpu, topology};
+use super::memory::set_thread_policy;
 use super::{PANIC_STATUS, exit};
 use crate::contract::{Entry, SpawnError, ThreadId, ThreadSpec};
 
@@ -76,6 +77,7 @@ pub(crate) fn spawn(spec: ThreadSpec, entry: Entry) -> Result<ThreadId, SpawnErr
         name,
         cpu,
         stack_bytes,
+        policy,
     } = spec;
     if cpu.index() >= topology().cpus().len() {
         return Err(SpawnError::NoSuchCpu(cpu));
@@ -92,6 +94,7 @@ pub(crate) fn spawn(spec: ThreadSpec, entry: Entry) -> Result<ThreadId, SpawnErr
             name,
             cpu: Some(cpu),
         });
+        set_thread_policy(policy);
         // The panic has been reported by the time that it is caught here.
         if catch_unwind(AssertUnwindSafe(entry)).is_err() {
             exit(PANIC_STATUS);

@@ -4,14 +4,14 @@ use core::fmt::{self, Write};
 use core::panic::PanicInfo;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use homenode_mm::VirtAddr;
+use homenode_mm::{FaultError, VirtAddr};
 use x86_64::instructions::{hlt, interrupts};
 use x86_64::registers::control::{Cr3, Cr4};
 
 use super::percpu::{self, PerCpu, this_cpu};
 use super::power::{Cause, power_off};
 use super::serial::Emergency;
-use super::traps::{TrapFrame, vector};
+use super::traps::{TrapFrame, page_fault_code, vector};
 use super::{apic, backtrace, gate, memory, program_memory, stacks};
 
 /// The status that an exception leaves, when the emulator asks for one.
@@ -79,10 +79,17 @@ fn stop_other_cpus(this: u32) {
     }
 }
 
-/// Reports a CPU exception and stops the machine. `address` is the faulting address of a page fault.
-pub(crate) fn exception(frame: &TrapFrame, address: Option<u64>, in_kernel: bool) -> ! {
+/// Reports a CPU exception other than a page fault and stops the machine.
+pub(crate) fn exception(frame: &TrapFrame, in_kernel: bool) -> ! {
     take_over(Cause::Exception, EXCEPTION_STATUS);
-    let _cannot_fail = report_exception(&mut Emergency, frame, address, in_kernel);
+    let _cannot_fail = report_exception(&mut Emergency, frame, None, in_kernel);
+    power_off(EXCEPTION_STATUS, Cause::Exception)
+}
+
+/// Reports a page fault and stops the machine. `error` is why program memory could not help, if it was asked.
+pub(crate) fn page_fault(frame: &TrapFrame, address: u64, error: Option<FaultError>, in_kernel: bool) -> ! {
+    take_over(Cause::Exception, EXCEPTION_STATUS);
+    let _cannot_fail = report_exception(&mut Emergency, frame, Some((address, error)), in_kernel);
     power_off(EXCEPTION_STATUS, Cause::Exception)
 }
 
@@ -101,12 +108,6 @@ pub(crate) fn stop_boot(reason: fmt::Arguments<'_>) -> ! {
     power_off(BOOT_STATUS, Cause::Boot)
 }
 
-// A page fault's error code (Intel SDM volume 3, 4.7).
-const PRESENT: u64 = 1 << 0;
-const WRITE: u64 = 1 << 1;
-const RESERVED_BIT: u64 = 1 << 3;
-const FETCH: u64 = 1 << 4;
-
 fn report_panic(out: &mut impl Write, info: &PanicInfo<'_>) -> fmt::Result {
     write!(out, "\n{Context} panicked")?;
     if let Some(location) = info.location() {
@@ -120,7 +121,7 @@ fn report_panic(out: &mut impl Write, info: &PanicInfo<'_>) -> fmt::Result {
 fn report_exception(
     out: &mut impl Write,
     frame: &TrapFrame,
-    address: Option<u64>,
+    page_fault: Option<(u64, Option<FaultError>)>,
     in_kernel: bool,
 ) -> fmt::Result {
     let name = exception_name(frame.vector as u8);
@@ -129,7 +130,8 @@ fn report_exception(
         "\n{Context}: {name} (exception {}), error code {:#x}",
         frame.vector, frame.error_code
     )?;
-    if let Some(address) = address {
+    if let Some((address, error)) = page_fault {
+        use page_fault_code::{FETCH, PRESENT, RESERVED_BIT, WRITE};
         let access = match frame.error_code {
             code if code & FETCH != 0 => "instruction fetch from",
             code if code & WRITE != 0 => "write to",
@@ -138,10 +140,23 @@ fn report_exception(
         let why = match frame.error_code {
             code if code & RESERVED_BIT != 0 => "a reserved bit is set in the page table",
             code if code & PRESENT != 0 => "the page does not allow it",
-            _ => "no page is mapped there",
+            _ => match error {
+                Some(FaultError::NotAllowed { .. }) => "the page does not allow it",
+                Some(FaultError::OutOfMemory(_)) => "there is no memory for the page",
+                Some(FaultError::NotReserved(_)) | None => "no page is mapped there",
+            },
         };
         writeln!(out, "{access} {address:#018x}: {why}")?;
-        explain(out, address, frame.error_code & PRESENT != 0)?;
+        match error {
+            Some(FaultError::OutOfMemory(error)) => writeln!(out, "{error}")?,
+            Some(error @ FaultError::NotAllowed { .. }) => writeln!(out, "{error}")?,
+            Some(FaultError::NotReserved(_)) => explain(out, address)?,
+            None if program_memory::contains(address) => writeln!(
+                out,
+                "program memory was touched with interrupts off, where a page can not be brought"
+            )?,
+            None => explain(out, address)?,
+        }
     }
     write_place(out, in_kernel)?;
     writeln!(
@@ -184,11 +199,8 @@ fn report_exception(
     backtrace::write_from(out, frame.rip, frame.rbp)
 }
 
-/// A sentence on the faulting address where there is something to say about it.
-fn explain(out: &mut impl Write, address: u64, present: bool) -> fmt::Result {
-    if present {
-        return Ok(());
-    }
+/// A sentence on an address where nothing is reserved, if there is something to say about it.
+fn explain(out: &mut impl Write, address: u64) -> fmt::Result {
     if address < 4096 {
         return writeln!(out, "this is an access through a null pointer");
     }
@@ -212,13 +224,7 @@ fn explain(out: &mut impl Write, address: u64, present: bool) -> fmt::Result {
             "kernel stack overflow: the address lies in the guard below a kernel stack"
         );
     }
-    if program_memory::is_reserved(address) {
-        return writeln!(
-            out,
-            "the address lies in a memory region that was reserved but not populated"
-        );
-    }
-    Ok(())
+    program_memory::write_nearest(out, address)
 }
 
 /// What runs: a thread or the kernel.

@@ -9,23 +9,25 @@
 //! | `0xffff_ffff_8000_0000` | the image |
 
 use core::fmt;
+use core::hint::spin_loop;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use alloc::vec::Vec;
 use hermit_sync::OnceCell;
-use homenode_metrics::NodeCounter;
+use homenode_metrics::{CpuCounter, NodeCounter};
 use homenode_mm::{
-    Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeMemory, NumaEvent, Order,
-    OutOfMemory, PageSize, PageTable, Placement, Policy, Size4KiB, TableFrames, VirtAddr,
+    Block, Event, Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeEvent, NodeMemory, NumaEvent, Order,
+    OutOfMemory, PageSize, PageTable, Policy, Purpose, Size4KiB, TableFrames, VirtAddr,
 };
-use homenode_topology::{MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
+use homenode_topology::{CpuId, MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 use x86_64::structures::paging::PhysFrame;
 
 use super::percpu::{self, this_cpu};
-use super::{cpu, image};
+use super::traps::vector;
+use super::{apic, cpu, image};
 
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const DIRECT_MAP_BYTES: u64 = DEVICES - DIRECT_MAP;
@@ -60,7 +62,8 @@ pub(crate) struct DirectMap;
 // SAFETY: RAM is mapped once in the direct map, at distinct addresses, for good.
 unsafe impl Machine for DirectMap {
     fn memory(&self, range: PhysRange) -> NonNull<u8> {
-        NonNull::new(direct_map(range.start)).expect("the direct map does not begin at 0")
+        // SAFETY: physical addresses have at most 52 bits, so the sum is not 0.
+        unsafe { NonNull::new_unchecked(direct_map(range.start)) }
     }
 
     unsafe fn zero(&self, range: PhysRange) {
@@ -73,7 +76,60 @@ unsafe impl Machine for DirectMap {
     }
 
     fn invalidate_all(&self) {
-        flush_tlb();
+        // Program memory is not global, so loading the root again drops it, and what is cached of the tables above (Intel SDM
+        // volume 3, 4.10.4.1).
+        tlb::flush_all();
+    }
+
+    fn cpu(&self) -> CpuId {
+        this_cpu().cpu.get()
+    }
+
+    fn node(&self) -> NodeId {
+        this_cpu().node.get()
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        let sent = apic::local().send_ipi(percpu::all()[cpu.index()].apic_id.get(), vector::FLUSH);
+        assert!(sent.is_ok(), "an online CPU can be interrupted");
+    }
+
+    fn relax(&self) {
+        spin_loop();
+    }
+
+    fn count(&self, event: Event, n: u64) {
+        let counters = this_cpu().counters.get();
+        let counter = match event {
+            Event::Fault => CpuCounter::PageFault,
+            Event::TableLock => CpuCounter::TableLock,
+            Event::TableLockContended => CpuCounter::TableLockContended,
+            Event::Split => CpuCounter::Split,
+            Event::Moved => CpuCounter::MigrateSuccess,
+            Event::NotMoved => CpuCounter::MigrateFail,
+            Event::FlushOne => CpuCounter::TlbLocalFlushOne,
+            Event::FlushAll => CpuCounter::TlbLocalFlushAll,
+            Event::RemoteFlush => CpuCounter::TlbRemoteFlush,
+            Event::RemoteFlushReceived => CpuCounter::TlbRemoteFlushReceived,
+        };
+        counters.add(counter, n);
+    }
+
+    fn count_on(&self, node: NodeId, event: NodeEvent, n: i64) {
+        let counters = this_cpu().counters.get();
+        let counter = match event {
+            NodeEvent::Numa(NumaEvent::Hit) => NodeCounter::NumaHit,
+            NodeEvent::Numa(NumaEvent::Miss) => NodeCounter::NumaMiss,
+            NodeEvent::Numa(NumaEvent::Foreign) => NodeCounter::NumaForeign,
+            NodeEvent::Numa(NumaEvent::Interleave) => NodeCounter::NumaInterleave,
+            NodeEvent::Numa(NumaEvent::Local) => NodeCounter::NumaLocal,
+            NodeEvent::Numa(NumaEvent::Other) => NodeCounter::NumaOther,
+            NodeEvent::HugeAllocated => NodeCounter::ThpFaultAlloc,
+            NodeEvent::HugeFallback => NodeCounter::ThpFaultFallback,
+            NodeEvent::Mapped(size) => return counters.add_pages(node, size as usize, n),
+            NodeEvent::MappedAtHome(size) => return counters.add_page_at_home(node, size as usize),
+        };
+        counters.add_node(node, counter, n as u64);
     }
 }
 
@@ -88,16 +144,6 @@ unsafe fn zero_bytes(start: *mut u8, bytes: u64) {
     unsafe {
         core::arch::asm!("rep stosb", inout("rcx") bytes => _, inout("rdi") start => _, in("al") 0u8,
             options(nostack, preserves_flags));
-    }
-}
-
-/// Drops all of this CPU's cached translations, global ones included (Intel SDM volume 3, 4.10.4.1).
-pub(crate) fn flush_tlb() {
-    let cr4 = Cr4::read_raw();
-    // SAFETY: the same value again, but for PGE in between.
-    unsafe {
-        Cr4::write_raw(cr4 & !Cr4Flags::PAGE_GLOBAL.bits());
-        Cr4::write_raw(cr4);
     }
 }
 
@@ -188,11 +234,6 @@ pub(crate) fn frames() -> &'static FrameAllocator<DirectMap> {
     FRAMES
         .get()
         .expect("the frame allocator is built before it is used")
-}
-
-/// Like [`frames`], but `None` in early boot.
-pub(crate) fn try_frames() -> Option<&'static FrameAllocator<DirectMap>> {
-    FRAMES.get()
 }
 
 /// Why the memory could not be set up.
@@ -378,8 +419,9 @@ pub(crate) unsafe fn init_frames(
             fallback: topology.nodes_by_distance(node.id()),
         })
         .collect();
+    let cpus: Vec<NodeId> = topology.cpus().iter().map(|cpu| cpu.node).collect();
     // SAFETY: usable by the memory map, and none of it taken by the image, the tables or the firmware.
-    let frames = unsafe { FrameAllocator::new(DirectMap, nodes) }.map_err(InitError::Frames)?;
+    let frames = unsafe { FrameAllocator::new(DirectMap, nodes, &cpus) }.map_err(InitError::Frames)?;
     assert!(FRAMES.set(frames).is_ok(), "the frame allocator is built once");
     Ok(())
 }
@@ -462,50 +504,26 @@ pub(crate) fn local_node() -> NodeId {
 }
 
 /// Frames for page tables from `node` or its neighbours.
-pub(crate) fn local_tables(node: NodeId) -> LocalTables<'static, DirectMap, fn(Placement)> {
-    LocalTables::new(frames(), node, count)
+pub(crate) fn local_tables(node: NodeId) -> LocalTables<'static, DirectMap> {
+    LocalTables::new(frames(), node)
 }
 
-/// Counts an allocation in this CPU's counters.
-pub(crate) fn count(placement: Placement) {
-    let Some(counters) = this_cpu().counters.get() else {
-        return;
-    };
-    for (node, event) in placement.events() {
-        let counter = match event {
-            NumaEvent::Hit => NodeCounter::NumaHit,
-            NumaEvent::Miss => NodeCounter::NumaMiss,
-            NumaEvent::Foreign => NodeCounter::NumaForeign,
-            NumaEvent::Interleave => NodeCounter::NumaInterleave,
-            NumaEvent::Local => NodeCounter::NumaLocal,
-            NumaEvent::Other => NodeCounter::NumaOther,
-        };
-        counters.add_node(node, counter, 1);
-    }
-}
-
-/// A frame on `node` or, if it is full, on its neighbours; counted, not zeroed.
+/// A frame on `node` or, if it is full, on its neighbours, for the kernel; not zeroed.
 ///
 /// # Errors
 /// When no node has one.
-pub(crate) fn allocate_frame<S: FrameSize>(
-    node: NodeId,
-    policy: Policy,
-    page_index: u64,
-) -> Result<Frame<S>, OutOfMemory> {
-    let allocation = frames().allocate::<S>(policy, node, page_index)?;
-    count(allocation.placement);
+pub(crate) fn allocate_frame<S: FrameSize>(node: NodeId) -> Result<Frame<S>, OutOfMemory> {
+    let allocation = frames().allocate::<S>(Policy::Local, node, 0, Purpose::Kernel)?;
     Ok(allocation.memory)
 }
 
-/// What program memory leaves to the kernel, in bytes: a kernel that cannot allocate could only stop.
-pub(crate) const KERNEL_RESERVE_BYTES: u64 = 8 << 20;
-
-/// Whether enough is left for the kernel after an allocation from `node`.
-pub(crate) fn kernel_reserve_is_left(node: NodeId) -> bool {
-    let free = |node| frames().stats(node).map_or(0, |stats| stats.free_bytes());
-    free(node) >= KERNEL_RESERVE_BYTES
-        || (0..frames().nodes()).map(NodeId::from).map(free).sum::<u64>() >= KERNEL_RESERVE_BYTES
+/// A block of this order on `node` or, if it is full, on its neighbours, for the kernel; not zeroed.
+///
+/// # Errors
+/// When no node has one.
+pub(crate) fn allocate_block(node: NodeId, order: Order) -> Result<Block, OutOfMemory> {
+    let allocation = frames().allocate_block(order, Policy::Local, node, 0, Purpose::Kernel)?;
+    Ok(allocation.memory)
 }
 
 /// The error when there is no frame on `node` or elsewhere for a page table, or no address space.

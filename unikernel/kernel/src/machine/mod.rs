@@ -28,7 +28,6 @@ mod smp;
 mod stacks;
 mod status;
 pub(crate) mod sys;
-mod tlb;
 mod traps;
 
 use core::panic::PanicInfo;

@@ -10,6 +10,7 @@ use homenode_metrics::{CpuCounter, CpuCounters};
 use homenode_topology::{ApicId, CpuId, NodeId};
 use x86_64::registers::model_specific::GsBase;
 
+use super::heap::CpuHeaps;
 use super::sched::{RunQueue, Thread, TimerQueue};
 use super::segments::Segments;
 
@@ -49,9 +50,9 @@ pub(crate) struct PerCpu {
     /// Segment and interrupt-stack tables.
     pub(crate) segments: UnsafeCell<Segments>,
     /// Event counts, once the number of nodes is known.
-    pub(crate) counters: Cell<Option<&'static CpuCounters>>,
-    /// The newest TLB flush request that this CPU has answered.
-    pub(crate) flushed: Cell<u64>,
+    pub(crate) counters: Cell<&'static CpuCounters>,
+    /// What it has of the heaps.
+    pub(crate) heaps: CpuHeaps,
     /// Threads blocked here with a deadline.
     pub(crate) timers: InterruptSpinMutex<TimerQueue>,
 
@@ -101,8 +102,8 @@ impl PerCpu {
             housekeeping_due: Cell::new(false),
             housekeeping_at_ns: Cell::new(u64::MAX),
             segments: UnsafeCell::new(Segments::new()),
-            counters: Cell::new(None),
-            flushed: Cell::new(0),
+            counters: Cell::new(&EARLY_COUNTERS),
+            heaps: CpuHeaps::new(),
             timers: InterruptSpinMutex::new(TimerQueue::new()),
             run_queue: InterruptSpinMutex::new(RunQueue::new()),
             idle: AtomicBool::new(false),
@@ -121,9 +122,7 @@ impl PerCpu {
 
     /// Counts one event. The owning CPU only.
     pub(crate) fn count(&self, counter: CpuCounter) {
-        if let Some(counters) = self.counters.get() {
-            counters.add(counter, 1);
-        }
+        self.counters.get().add(counter, 1);
     }
 
     /// The running thread, or `None` before threads exist.
@@ -132,6 +131,9 @@ impl PerCpu {
         unsafe { (*self.current.get()).as_ref() }
     }
 }
+
+/// What happens before the number of nodes is known is counted here, and not shown.
+static EARLY_COUNTERS: CpuCounters = CpuCounters::new(&[]);
 
 /// The boot processor's data: needed before there is any memory to allocate from.
 static BOOT_CPU: PerCpu = PerCpu::new();
@@ -161,9 +163,10 @@ pub(crate) unsafe fn install_boot_cpu() {
 #[inline(always)]
 pub(crate) fn this_cpu() -> &'static PerCpu {
     let this: *const PerCpu;
-    // SAFETY: GS points at this CPU's data from the first Rust code on; its first word is its own address.
+    // SAFETY: GS points at this CPU's data from the first Rust code on; its first word is its own address, and never changes while a
+    // thread runs, since threads stay on their CPUs.
     unsafe {
-        core::arch::asm!("mov {}, gs:[0]", out(reg) this, options(nostack, pure, readonly, preserves_flags));
+        core::arch::asm!("mov {}, gs:[0]", out(reg) this, options(nostack, pure, nomem, preserves_flags));
         &*this
     }
 }

@@ -9,14 +9,15 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use hermit_sync::OnceCell;
 use homenode_metrics::ProgramState;
+use homenode_mm::Policy;
 
 use super::power::{Cause, power_off};
 use super::{clock, crash, gate, net, percpu, sched, sys};
 use crate::args::{Args, ExitCode};
 use crate::thread;
 
-/// Stack of the main thread, in bytes: four 2 MiB pages, with room for the thread-local values.
-const MAIN_STACK_BYTES: usize = (8 << 20) - (64 << 10);
+/// Stack of the main thread, in bytes.
+const MAIN_STACK_BYTES: usize = 8 << 20;
 
 /// No exit status yet.
 const RUNNING: u32 = u32::MAX;
@@ -74,7 +75,14 @@ pub(crate) fn start(arguments: Vec<String>, linger: Duration) {
         end(code.to_u8());
     }));
     let cpu = percpu::all()[sys::cpus()[0].index()];
-    if let Err(error) = sched::spawn(Some(Arc::from("main")), cpu, MAIN_STACK_BYTES, true, &mut entry) {
+    if let Err(error) = sched::spawn(
+        Some(Arc::from("main")),
+        cpu,
+        MAIN_STACK_BYTES,
+        Policy::Local,
+        true,
+        &mut entry,
+    ) {
         crash::stop_boot(format_args!("no memory for the main thread: {error}"));
     }
 }

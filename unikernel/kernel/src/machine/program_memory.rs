@@ -1,276 +1,335 @@
-//! Program memory: address ranges of the lower half, backed by 2 MiB pages when asked for.
+//! Program memory: the lower half of the address space, whose pages come when they are touched.
 
+use core::fmt::{self, Write};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering};
 
-use alloc::collections::BTreeMap;
-use alloc::vec::Vec;
 use arrayvec::ArrayVec;
-use hermit_sync::{OnceCell, SpinMutex};
-use homenode_metrics::NodeCounter;
+use hermit_sync::OnceCell;
+use homenode_metrics::CpuCounter;
 use homenode_mm::{
-    Block, Flags, Frame, FrameSize, Machine, MapError, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB,
-    VirtAddr, VirtRange,
+    Access, AddressSpace, Attributes, FaultError, FrameSize, LockScheme, OutOfMemory, PageSize,
+    PageState, Policy, Protection, RangeError, ReserveError, Size4KiB, TlbEngine, VirtAddr, VirtRange,
 };
-use homenode_topology::NodeId;
+use homenode_topology::{Bytes, NodeId};
 
 use super::memory::{self, DirectMap};
-use super::percpu::this_cpu;
-use super::{cpu, gate, tlb};
+use super::percpu::{PerCpu, this_cpu};
+use super::{cpu, gate, stacks};
 
-/// Where reservations begin: high enough that no small integer is a usable pointer.
-const START: u64 = 64 << 30;
-/// Where they end, and the program's heaps begin.
-pub(crate) const END: u64 = 64 << 40;
+/// Where program memory begins: high enough that no small integer is a usable pointer, and a whole entry of the root.
+const START: u64 = 512 << 30;
+/// Where it ends: with the lower half, but for the last entry of the root, so that no range ends where addresses do.
+const END: u64 = (1 << 47) - (512 << 30);
 
-/// Ranges that were released, by their size, for reservations of the same size.
-static RELEASED: SpinMutex<BTreeMap<u64, Vec<u64>>> = SpinMutex::new(BTreeMap::new());
-static NEXT: AtomicU64 = AtomicU64::new(START);
+static TLB: OnceCell<TlbEngine> = OnceCell::new();
+static SPACE: OnceCell<AddressSpace<'static, DirectMap>> = OnceCell::new();
 
-fn flags() -> Flags {
-    Flags::WRITABLE | Flags::NO_EXECUTE
+/// Sets program memory up for so many CPUs.
+pub(crate) fn init(cpus: usize, scheme: LockScheme) {
+    let tlb = TLB.get_or_init(|| TlbEngine::new(cpus));
+    let whole = VirtAddr::new(START).and_then(|start| VirtRange::new(start, END - START));
+    let whole = whole.expect("the lower half is larger");
+    let root = memory::tables().root();
+    // SAFETY: the root is never given back, and nothing else touches its lower half.
+    let space = unsafe { AddressSpace::new(root, whole, memory::frames(), tlb, scheme) };
+    assert!(SPACE.set(space).is_ok(), "program memory is set up once");
 }
 
-/// Unmapped addresses behind each reservation, so that running over its end is noticed.
-const GUARD_BYTES: u64 = Size2MiB::BYTES;
+fn space() -> &'static AddressSpace<'static, DirectMap> {
+    SPACE.get().expect("program memory is set up before it is used")
+}
 
-/// A range of `bytes` (a positive multiple of 2 MiB) with nothing behind it, aligned to 2 MiB; `None` when there is none left.
-pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
-    let bytes = bytes as u64;
+/// Lets other CPUs know that the running one may have translations of program memory from now on. Before its first thread.
+pub(crate) fn set_online() {
+    if let Some(tlb) = TLB.get() {
+        tlb.set_online(&DirectMap);
+    }
+}
+
+/// How page-table pages are locked.
+pub(crate) fn lock_scheme() -> &'static str {
+    match space().scheme() {
+        LockScheme::Split => "split",
+        LockScheme::Coarse => "coarse",
+    }
+}
+
+/// Drops this CPU's translations as another CPU asks. Called by the interrupt.
+pub(crate) fn answer_flush(cpu: &PerCpu) {
+    if TLB.get().is_some_and(|tlb| tlb.catch_up(&DirectMap)) {
+        cpu.count(CpuCounter::TlbRemoteFlushReceived);
+    }
+}
+
+/// Whether `address` is one of program memory, reserved or not.
+pub(crate) fn contains(address: u64) -> bool {
+    (START..END).contains(&address)
+}
+
+/// The policy of the running thread.
+#[inline]
+fn thread_policy() -> Policy {
+    this_cpu().current().map_or(Policy::Local, |thread| thread.policy())
+}
+
+/// Handles a page fault by a read or a write if it is of the commonest kind; whether it was. Interrupts are off.
+#[inline(always)]
+pub(crate) fn fault_at_once(address: u64) -> bool {
+    let Some(space) = SPACE.get() else {
+        return false;
+    };
+    thread_policy() == Policy::Local && space.fault_at_once(VirtAddr::new_truncated(address))
+}
+
+/// Handles any page fault. Interrupts are on.
+///
+/// # Errors
+/// If it is the program's error, or if there is no memory.
+pub(crate) fn fault(address: u64, access: Access) -> Result<(), FaultError> {
+    let at = VirtAddr::new_truncated(address);
+    if !contains(address) {
+        return Err(FaultError::NotReserved(at));
+    }
+    match space().fault(at, access, thread_policy()) {
+        Err(error) => retry_fault(at, access, error),
+        Ok(()) => Ok(()),
+    }
+}
+
+#[cold]
+fn retry_fault(address: VirtAddr, access: Access, error: FaultError) -> Result<(), FaultError> {
+    let may_help = match error {
+        FaultError::OutOfMemory(_) => stacks::release_unused(),
+        FaultError::NotReserved(_) => access == Access::Read && tolerate_wide_read(address),
+        FaultError::NotAllowed { .. } => false,
+    };
+    if may_help {
+        space().fault(address, access, thread_policy())
+    } else {
+        Err(error)
+    }
+}
+
+/// How far an emulated `VINSERTF128` reads too far.
+const WIDE_READ_BYTES: u64 = 16;
+
+/// Makes the page at `address` readable if it is the first one behind a reservation, the read goes no further than a correct program's
+/// can, and QEMU emulates the CPU: up to version 10 at least, it reads 32 bytes for the 16 of a `VINSERTF128` from memory, and so
+/// faults at the end of correct programs' buffers.
+fn tolerate_wide_read(address: VirtAddr) -> bool {
+    let page = address.align_down(Size4KiB::BYTES);
+    let before = VirtAddr::new(page.as_u64() - 1);
+    cpu::is_emulated_by_qemu()
+        && address.as_u64() - page.as_u64() < WIDE_READ_BYTES
+        && before.is_some_and(|before| space().query(before) != PageState::Unreserved)
+        && VirtRange::new(page, Size4KiB::BYTES)
+            .is_some_and(|range| space().mark_reserved(range, WIDE_READ_PAGE).is_ok())
+}
+
+/// What [`tolerate_wide_read`] puts behind a reservation.
+const WIDE_READ_PAGE: Attributes = Attributes {
+    protection: Protection::Read,
+    policy: Some(Policy::Local),
+    page_size: PageSize::Size4KiB,
+};
+
+/// Takes away what [`tolerate_wide_read`] may have put behind a reservation that ends at `end`.
+fn clear_wide_read(end: u64) {
+    let Some(page) = VirtAddr::new(end).filter(|_| cpu::is_emulated_by_qemu()) else {
+        return;
+    };
+    if space().query(page) != PageState::Unreserved
+        && let Some(range) = VirtRange::new(page, Size4KiB::BYTES)
+    {
+        space().clear_reserved(range);
+    }
+}
+
+fn range(start: u64, bytes: u64) -> VirtRange {
+    VirtAddr::new(start)
+        .and_then(|start| VirtRange::new(start, bytes))
+        .expect("what was reserved lies in one half of the address space")
+}
+
+/// Reserves `bytes` bytes (above 0), with nothing behind them.
+///
+/// # Errors
+/// If there are no addresses, or no memory for page tables.
+pub(crate) fn reserve(bytes: usize, attributes: Attributes) -> Result<NonNull<u8>, ReserveError> {
     gate::enter(move || {
-        let released = RELEASED.lock().get_mut(&bytes).and_then(Vec::pop);
-        let start = match released {
-            Some(start) => start,
-            None => {
-                let start = NEXT
-                    .try_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
-                        next.checked_add(bytes)?
-                            .checked_add(GUARD_BYTES)
-                            .filter(|&end| end <= END)
-                    })
-                    .ok()?;
-                tolerate_wide_reads(start + bytes);
-                start
-            }
-        };
-        NonNull::new(start as *mut u8)
+        let range = space().reserve(bytes as u64, attributes)?;
+        Ok(NonNull::new(range.start().as_mut_ptr()).expect("program memory does not begin at 0"))
     })
 }
 
-/// The page of zeros behind reservations under an emulator that reads too far.
-static ZEROS: OnceCell<Option<Frame<Size4KiB>>> = OnceCell::new();
-
-/// Makes the first page of the guard at `end` readable where QEMU emulates the CPU: up to version 10 at least, it reads 32 bytes
-/// for the 16 of a `VINSERTF128` from memory, and so faults at the end of correct programs' buffers.
-fn tolerate_wide_reads(end: u64) {
-    let zeros = ZEROS.get_or_init(|| {
-        if !cpu::is_emulated_by_qemu() {
-            return None;
-        }
-        let frame = memory::allocate_frame::<Size4KiB>(memory::local_node(), Policy::Local, 0).ok()?;
-        // SAFETY: a fresh frame.
-        unsafe { DirectMap.zero(frame.range()) };
-        Some(frame)
-    });
-    let Some(frame) = zeros else { return };
-    let page = VirtAddr::new_truncated(end);
-    let mut tables = memory::local_tables(memory::local_node());
-    let mapped = memory::tables().map(
-        page,
-        frame.start(),
-        PageSize::Size4KiB,
-        Flags::NO_EXECUTE,
-        &mut tables,
-    );
-    if let Err(error) = mapped {
-        log::debug!("no page of zeros behind {end:#x}: {error}");
-    }
-}
-
-/// Whether `address` lies in a range that was reserved once.
-pub(crate) fn is_reserved(address: u64) -> bool {
-    (START..NEXT.load(Ordering::Relaxed)).contains(&address)
-}
-
-/// Backs each 2 MiB page of the range that has no memory yet, from the running CPU's point of view.
-///
-/// # Errors
-/// When `policy` finds no frame. What was backed until then stays.
-pub(crate) fn populate(start: u64, bytes: u64, policy: Policy) -> Result<(), OutOfMemory> {
-    gate::enter(move || populate_on(memory::local_node(), start, bytes, policy))
-}
-
-/// Like [`populate`], from the point of view of a CPU of `node`. Inside the gate.
-///
-/// # Errors
-/// As for [`populate`].
-pub(crate) fn populate_on(node: NodeId, start: u64, bytes: u64, policy: Policy) -> Result<(), OutOfMemory> {
-    let huge = Size2MiB::BYTES;
-    let first = start & !(huge - 1);
-    for page in (first..start.saturating_add(bytes)).step_by(huge as usize) {
-        let page = VirtAddr::new_truncated(page);
-        let there = memory::tables().query(page);
-        if there.is_none_or(|mapping| mapping.size == PageSize::Size4KiB) {
-            populate_page(node, page, policy)?;
-        }
-    }
-    Ok(())
-}
-
-/// Backs one 2 MiB page: by a 2 MiB frame, or by 4 KiB frames where there is no such frame or the page is divided already.
-fn populate_page(node: NodeId, page: VirtAddr, policy: Policy) -> Result<(), OutOfMemory> {
-    let index = page.as_u64() / Size2MiB::BYTES;
-    // Where an earlier call found no more memory, small pages are there already.
-    if memory::tables().query(page).is_none() {
-        match map_new(node, page, PageSize::Size2MiB, policy, index) {
-            Ok(()) => return Ok(()),
-            Err(NotMapped::NoFrame(error)) => count(error.node, NodeCounter::ThpFaultFallback),
-            Err(NotMapped::Divided) => count(node, NodeCounter::ThpFaultFallback),
-        }
-    }
-    for small in (page.as_u64()..page.as_u64() + Size2MiB::BYTES).step_by(Size4KiB::BYTES as usize) {
-        let small = VirtAddr::new_truncated(small);
-        if memory::tables().query(small).is_some() {
-            continue;
-        }
-        match map_new(node, small, PageSize::Size4KiB, policy, index) {
-            Ok(()) => {}
-            Err(NotMapped::NoFrame(error)) => return Err(error),
-            Err(NotMapped::Divided) => return Err(memory::no_table_frame(node)),
-        }
-    }
-    Ok(())
-}
-
-fn count(node: NodeId, counter: NodeCounter) {
-    if let Some(counters) = this_cpu().counters.get() {
-        counters.add_node(node, counter, 1);
-    }
-}
-
-/// Why [`map_new`] mapped nothing.
-enum NotMapped {
-    NoFrame(OutOfMemory),
-    /// Smaller pages were there before.
-    Divided,
-}
-
-/// Maps a zeroed frame at `page` unless something is mapped there already.
-fn map_new(
-    node: NodeId,
-    page: VirtAddr,
-    size: PageSize,
-    policy: Policy,
-    index: u64,
-) -> Result<(), NotMapped> {
-    let frames = memory::frames();
-    let allocation = frames
-        .allocate_block(size.order(), policy, node, index)
-        .map_err(NotMapped::NoFrame)?;
-    let block = allocation.memory;
-    if !memory::kernel_reserve_is_left(allocation.placement.node) {
-        frames.free_block(block);
-        let refused = frames.out_of_memory(size.order(), policy, node, index);
-        let kept_bytes = memory::KERNEL_RESERVE_BYTES;
-        return Err(NotMapped::NoFrame(OutOfMemory {
-            kept_bytes,
-            ..refused
-        }));
-    }
-    // SAFETY: the block is this function's own until it is mapped.
-    unsafe { DirectMap.zero(block.range()) };
-    match memory::tables().map(
-        page,
-        block.start(),
-        size,
-        flags(),
-        &mut memory::local_tables(node),
-    ) {
-        Ok(()) => {
-            memory::count(allocation.placement);
-            if size == PageSize::Size2MiB {
-                count(allocation.placement.node, NodeCounter::ThpFaultAlloc);
-            }
-            account(allocation.placement.node, size, 1);
-            Ok(())
-        }
-        Err(error) => {
-            frames.free_block(block);
-            match error {
-                // Another thread was faster: its page stays.
-                MapError::AlreadyMapped(_) => Ok(()),
-                MapError::Divided { .. } => Err(NotMapped::Divided),
-                _ => Err(NotMapped::NoFrame(memory::no_table_frame(node))),
-            }
-        }
-    }
-}
-
-/// Pages of program memory by node and size.
-static MAPPED_PAGES: OnceCell<Vec<[AtomicU64; PageSize::ALL.len()]>> = OnceCell::new();
-
-fn account(node: NodeId, size: PageSize, change: i64) {
-    let pages = MAPPED_PAGES.get_or_init(|| {
-        (0..memory::frames().nodes())
-            .map(|_| [const { AtomicU64::new(0) }; PageSize::ALL.len()])
-            .collect()
-    });
-    if let Some(pages) = pages.get(node.index()) {
-        pages[size as usize].fetch_add(change as u64, Ordering::Relaxed);
-    }
-}
-
-/// Program memory on `node` in bytes, by page size.
-pub(crate) fn mapped_bytes(node: NodeId) -> [u64; PageSize::ALL.len()] {
-    let pages = MAPPED_PAGES.get().and_then(|nodes| nodes.get(node.index()));
-    PageSize::ALL
-        .map(|size| pages.map_or(0, |pages| pages[size as usize].load(Ordering::Relaxed)) * size.bytes())
-}
-
-/// Frames that wait for a TLB flush before they are free, at most this many per flush.
-const BATCH: usize = 512;
-
-/// Gives a whole reservation back: its pages at once, its addresses once no CPU can translate them any more.
+/// Gives a whole reservation back.
 pub(crate) fn release(start: u64, bytes: u64) {
     gate::enter(move || {
-        let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else {
-            return;
-        };
-        let mut batch = ArrayVec::<Block, BATCH>::new();
-        let unmapped = memory::tables().unmap_range(range, |mapping| {
-            let block = Block::new(mapping.frame, mapping.size.order());
-            batch.push(block.expect("a mapped frame is aligned to its size"));
-            if let Some(node) = memory::frames().node_of(mapping.frame) {
-                account(node, mapping.size, -1);
-            }
-            if batch.is_full() {
-                free_after_flush(&mut batch);
-            }
-        });
-        debug_assert!(unmapped.is_ok(), "a reservation holds whole pages");
-        if !batch.is_empty() {
-            free_after_flush(&mut batch);
-        }
-        RELEASED.lock().entry(bytes).or_default().push(start);
+        let bytes = bytes.next_multiple_of(Size4KiB::BYTES);
+        clear_wide_read(start + bytes);
+        space().release(range(start, bytes));
     });
 }
 
-/// Frees frames that are no longer mapped, once no CPU can translate to them any more.
-fn free_after_flush(batch: &mut ArrayVec<Block, BATCH>) {
-    tlb::flush_all_cpus();
-    for block in batch.drain(..) {
-        memory::frames().free_block(block);
+/// Reserves the last `bytes` bytes of `guard_bytes + bytes` addresses that nobody else has; where the whole begins.
+///
+/// # Errors
+/// As for [`reserve`].
+pub(crate) fn reserve_above_guard(
+    guard_bytes: u64,
+    bytes: u64,
+    attributes: Attributes,
+) -> Result<u64, ReserveError> {
+    let space = space();
+    // And an unreserved page behind.
+    let addresses = space
+        .allocate_addresses(guard_bytes + bytes + Size4KiB::BYTES)
+        .ok_or(ReserveError::NoAddresses { bytes })?;
+    let start = addresses.start().as_u64();
+    match space.mark_reserved(range(start + guard_bytes, bytes), attributes) {
+        Ok(()) => Ok(start),
+        Err(error) => {
+            space.free_addresses(addresses);
+            Err(error.into())
+        }
     }
 }
 
-/// Calls `report` with node, size and number of the pages behind the range, page by page.
+/// Gives back what [`reserve_above_guard`] gave.
+pub(crate) fn release_above_guard(start: u64, guard_bytes: u64, bytes: u64) {
+    let space = space();
+    clear_wide_read(start + guard_bytes + bytes);
+    space.clear_reserved(range(start + guard_bytes, bytes));
+    space.free_addresses(range(start, guard_bytes + bytes + Size4KiB::BYTES));
+}
+
+/// Backs each page of the range that has no memory yet, by `policy`, else by the range's, else by the thread's.
+///
+/// # Errors
+/// When there is no memory where the policy allows it. What was backed until then stays.
+///
+/// # Panics
+/// If the range is not reserved.
+pub(crate) fn populate(start: u64, bytes: u64, policy: Option<Policy>) -> Result<(), OutOfMemory> {
+    gate::enter(move || {
+        stacks::with_unused_released(|| {
+            match space().populate(range(start, bytes), policy, thread_policy()) {
+                Ok(()) => Ok(()),
+                Err(FaultError::OutOfMemory(error)) => Err(error),
+                Err(error) => panic!("memory that was to be populated: {error}"),
+            }
+        })
+    })
+}
+
+/// Takes the memory of the range away, which stays reserved.
+///
+/// # Errors
+/// When there is no memory for a page table.
+pub(crate) fn discard(start: u64, bytes: u64) -> Result<(), OutOfMemory> {
+    change(|| space().discard(range(start, bytes)))
+}
+
+/// Allows what `protection` says, and nothing else.
+///
+/// # Errors
+/// When there is no memory for a page table.
+pub(crate) fn protect(start: u64, bytes: u64, protection: Protection) -> Result<(), OutOfMemory> {
+    change(|| space().protect(range(start, bytes), protection))
+}
+
+/// Places pages that come from now on by `policy`.
+///
+/// # Errors
+/// When there is no memory for a page table, or where the policy allows it.
+pub(crate) fn set_policy(start: u64, bytes: u64, policy: Option<Policy>) -> Result<(), OutOfMemory> {
+    change(|| space().set_policy(range(start, bytes), policy))
+}
+
+/// Moves the pages of the range to `node`; how many have moved.
+///
+/// # Errors
+/// When the node has no more memory.
+pub(crate) fn move_pages(start: u64, bytes: u64, node: NodeId) -> Result<usize, OutOfMemory> {
+    change(|| space().move_pages(range(start, bytes), node))
+}
+
+/// # Panics
+/// If the range is not reserved, or if there are more kinds of ranges than the page table can tell apart.
+fn change<T>(work: impl Fn() -> Result<T, RangeError>) -> Result<T, OutOfMemory> {
+    gate::enter(move || {
+        stacks::with_unused_released(|| {
+            work().map_err(|error| match error {
+                RangeError::OutOfMemory(error) => error,
+                RangeError::NotReserved(_) | RangeError::TooManyAttributes => panic!("{error}"),
+            })
+        })
+    })
+}
+
+/// What is at `address`.
+pub(crate) fn query(address: u64) -> PageState {
+    gate::enter(move || VirtAddr::new(address).map_or(PageState::Unreserved, |address| space().query(address)))
+}
+
+/// Runs of pages that [`placement`] finds before it reports them.
+const RUNS: usize = 64;
+
+/// Calls `report` with node, size and number of the pages behind the range, run by run in order of address.
 pub(crate) fn placement(start: u64, bytes: u64, report: &mut dyn FnMut(NodeId, PageSize, usize)) {
-    let Some(range) = VirtAddr::new(start).and_then(|start| VirtRange::new(start, bytes)) else {
-        return;
-    };
-    memory::tables().visit(range, |mapping| {
-        if let Some(node) = memory::frames().node_of(mapping.frame) {
-            report(node, mapping.size, 1);
+    let end = start + bytes;
+    let mut next = start;
+    while next < end {
+        // `report` is program code, so it is called outside the gate.
+        let (runs, reached) = gate::enter(move || {
+            let mut runs = ArrayVec::<(NodeId, PageSize, usize), RUNS>::new();
+            let mut reached = next;
+            let full = space().visit_while(range(next, end - next), |state| {
+                let PageState::Page { page, size, node, .. } = state else {
+                    return true;
+                };
+                let last = runs.last_mut().filter(|run| (run.0, run.1) == (node, size));
+                if let Some((_, _, count)) = last {
+                    *count += 1;
+                } else if runs.try_push((node, size, 1)).is_err() {
+                    return false;
+                }
+                reached = page.as_u64() + size.bytes();
+                true
+            });
+            (runs, if full { end } else { reached })
+        });
+        for (node, size, count) in runs {
+            report(node, size, count);
         }
-    });
+        next = reached;
+    }
+}
+
+/// Writes which reservations lie nearest to an address that is not reserved.
+pub(crate) fn write_nearest(out: &mut impl Write, address: u64) -> fmt::Result {
+    let Some(space) = SPACE.get().filter(|_| contains(address)) else {
+        return Ok(());
+    };
+    let (below, above) = space.nearest(VirtAddr::new_truncated(address));
+    if let Some(below) = below {
+        let distance = address - below.last().as_u64();
+        writeln!(
+            out,
+            "nearest reservation below: {below} ({}), which ends {distance} bytes before",
+            Bytes(below.bytes())
+        )?;
+    }
+    if let Some(above) = above {
+        let distance = above.start().as_u64() - address;
+        writeln!(
+            out,
+            "nearest reservation above: {above} ({}), which begins {distance} bytes behind",
+            Bytes(above.bytes())
+        )?;
+    }
+    if below.is_none() && above.is_none() {
+        writeln!(out, "no program memory is reserved")?;
+    }
+    Ok(())
 }

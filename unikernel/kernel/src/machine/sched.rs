@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use hermit_sync::InterruptSpinMutex;
 use homenode_metrics::{CpuCounter, Threads};
-use homenode_mm::OutOfMemory;
+use homenode_mm::{OutOfMemory, Policy};
 use homenode_topology::CpuId;
 use intrusive_collections::{
     KeyAdapter, LinkedList, LinkedListAtomicLink, RBTree, RBTreeAtomicLink, intrusive_adapter,
@@ -34,6 +34,8 @@ pub(crate) struct Thread {
     program_stack: Option<ProgramStack>,
     /// The kernel stack's pointer while the thread does not run.
     saved_stack: Cell<u64>,
+    /// Where memory comes from that it touches first, in ranges without a policy.
+    policy: Cell<Policy>,
     entry: Cell<Option<Entry>>,
     /// The address of the word that it waits on.
     wait_word: AtomicUsize,
@@ -214,6 +216,7 @@ impl Thread {
         cpu: CpuId,
         kernel_stack: KernelStack,
         program_stack: Option<ProgramStack>,
+        policy: Policy,
         entry: Option<Entry>,
     ) -> Self {
         Self {
@@ -223,6 +226,7 @@ impl Thread {
             kernel_stack,
             program_stack,
             saved_stack: Cell::new(0),
+            policy: Cell::new(policy),
             entry: Cell::new(entry),
             wait_word: AtomicUsize::new(0),
             timed_out: AtomicBool::new(false),
@@ -243,6 +247,16 @@ impl Thread {
         self.name.as_ref()
     }
 
+    /// Where memory comes from that it touches first, in ranges without a policy.
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy.get()
+    }
+
+    /// Changes its policy. The thread itself only.
+    pub(crate) fn set_policy(&self, policy: Policy) {
+        self.policy.set(policy);
+    }
+
     /// The stack that its program code runs on; idle threads have none.
     pub(crate) fn program_stack(&self) -> Option<&ProgramStack> {
         self.program_stack.as_ref()
@@ -257,6 +271,7 @@ pub(crate) fn adopt_idle(cpu: &'static PerCpu, kernel_stack: KernelStack) {
         cpu.cpu.get(),
         kernel_stack,
         None,
+        Policy::Local,
         None,
     ));
     // SAFETY: this CPU's own data, before it schedules.
@@ -274,6 +289,7 @@ pub(crate) fn spawn(
     name: Option<Arc<str>>,
     cpu: &'static PerCpu,
     stack_bytes: usize,
+    policy: Policy,
     main: bool,
     entry: &mut Option<Entry>,
 ) -> Result<ThreadId, OutOfMemory> {
@@ -292,6 +308,7 @@ pub(crate) fn spawn(
         cpu.cpu.get(),
         kernel_stack,
         Some(program_stack),
+        policy,
         entry.take(),
     );
     let first = (top as usize - size_of::<FirstSwitch>()) as *mut FirstSwitch;
@@ -394,7 +411,6 @@ fn end_current() -> ! {
 
 /// Blocks the running thread while `word` holds `expected`, until a wake or the timeout.
 pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> WaitOutcome {
-    // Touched before any lock is taken: program memory may fault.
     if word.load(Ordering::SeqCst) != expected {
         return WaitOutcome::Changed;
     }
@@ -402,38 +418,58 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -
     let deadline_ns = timeout
         .map(|timeout| clock::now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)));
     gate::enter(move || {
+        let cpu = this_cpu();
+        let thread = cpu.current().expect("a thread runs");
+        interrupts::without_interrupts(|| announce_wait(cpu, thread, word as usize, deadline_ns));
+        // Read again now that wakers can find the thread: whoever changed the word before did not. It may fault, so no lock is held.
+        // SAFETY: the caller's reference lives until this returns.
+        let changed = unsafe { (*word).load(Ordering::SeqCst) } != expected;
         interrupts::without_interrupts(|| {
-            let cpu = this_cpu();
-            let thread = Arc::clone(cpu.current().expect("a thread runs"));
-            {
-                let mut waiting = wait_queue(word as usize).waiting.lock();
-                // SAFETY: the caller's reference lives until this returns.
-                if unsafe { (*word).load(Ordering::SeqCst) } != expected {
-                    return WaitOutcome::Changed;
-                }
-                thread.wait_word.store(word as usize, Ordering::Relaxed);
-                thread.timed_out.store(false, Ordering::Relaxed);
-                waiting.push_back(Arc::clone(&thread));
+            let withdrawn = changed && withdraw_wait(thread, word as usize);
+            if !withdrawn {
+                // If it has been woken by now, it is ready, and comes back in its turn.
+                switch_to_next(cpu);
             }
-            if let Some(deadline_ns) = deadline_ns {
-                thread.deadline_ns.store(deadline_ns, Ordering::Relaxed);
-                cpu.timers.lock().waiting.insert(Arc::clone(&thread));
-                arm_timer(cpu);
-            }
-            switch_to_next(cpu);
             if thread.timer_link.is_linked() {
                 let mut timers = cpu.timers.lock();
                 // SAFETY: linked, and only this CPU's timer queue takes its threads.
-                let mut cursor = unsafe { timers.waiting.cursor_mut_from_ptr(&raw const *thread) };
+                let mut cursor = unsafe { timers.waiting.cursor_mut_from_ptr(&raw const **thread) };
                 cursor.remove();
             }
-            if thread.timed_out.load(Ordering::Relaxed) {
+            if withdrawn {
+                WaitOutcome::Changed
+            } else if thread.timed_out.load(Ordering::Relaxed) {
                 WaitOutcome::TimedOut
             } else {
                 WaitOutcome::Woken
             }
         })
     })
+}
+
+/// Lets wakers and the timer find the running thread. Interrupts are off.
+fn announce_wait(cpu: &'static PerCpu, thread: &Arc<Thread>, word: usize, deadline_ns: Option<u64>) {
+    thread.wait_word.store(word, Ordering::Relaxed);
+    thread.timed_out.store(false, Ordering::Relaxed);
+    wait_queue(word)
+        .waiting
+        .lock()
+        .push_back(Arc::clone(thread));
+    if let Some(deadline_ns) = deadline_ns {
+        thread.deadline_ns.store(deadline_ns, Ordering::Relaxed);
+        cpu.timers.lock().waiting.insert(Arc::clone(thread));
+        arm_timer(cpu);
+    }
+}
+
+/// Takes the running thread out of the queue again, unless it has been woken. Interrupts are off.
+fn withdraw_wait(thread: &Arc<Thread>, word: usize) -> bool {
+    let mut waiting = wait_queue(word).waiting.lock();
+    thread.wait_link.is_linked() && {
+        // SAFETY: linked, and in the queue of the word that it waits on, whose lock is held.
+        let mut cursor = unsafe { waiting.cursor_mut_from_ptr(&raw const **thread) };
+        cursor.remove().is_some()
+    }
 }
 
 /// Makes up to `count` threads ready that wait on `word`. The word is only a key: it is not read.

@@ -9,14 +9,14 @@ use core::{fmt, hint, slice};
 
 use alloc::vec::Vec;
 use homenode_metrics::{CpuCounters, NodeCounters};
-use homenode_mm::{FrameSize, Order, OutOfMemory, Policy, Size4KiB};
+use homenode_mm::{FrameSize, Order, OutOfMemory, Size4KiB};
 use homenode_topology::{ApicId, CpuId, NodeId, PhysAddr, PhysRange, Topology};
 
 use super::percpu::{self, PerCpu};
 use super::segments::{InterruptStack, Segments};
 use super::stacks::{KernelStack, TrapStacks};
 use super::traps::{self, vector};
-use super::{apic, clock, cpu, memory, sched};
+use super::{apic, clock, cpu, memory, program_memory, sched};
 
 unsafe extern "C" {
     static trampoline_start: u8;
@@ -149,12 +149,13 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
     percpu::set_all(Vec::leak(all));
     // SAFETY: the boot processor, whose stacks have just been set.
     unsafe { load(boot) };
+    program_memory::set_online();
     boot.online.store(true, Ordering::Release);
     Ok(boot)
 }
 
 /// Puts `count` values into frames of `node`, or of its neighbours, for good.
-fn on_node<T: Send + Sync>(
+pub(crate) fn on_node<T: Send + Sync>(
     node: NodeId,
     count: usize,
     value: impl Fn() -> T,
@@ -163,8 +164,8 @@ fn on_node<T: Send + Sync>(
     let order = Order::all()
         .find(|order| order.bytes() >= bytes)
         .expect("per-CPU data is smaller than the largest block");
-    let allocation = memory::frames().allocate_block(order, Policy::Local, node, 0)?;
-    let place = memory::direct_map(allocation.memory.start()).cast::<T>();
+    let block = memory::allocate_block(node, order)?;
+    let place = memory::direct_map(block.start()).cast::<T>();
     // SAFETY: a fresh block, large and aligned enough for all values, never freed.
     unsafe {
         for index in 0..count {
@@ -180,7 +181,7 @@ fn prepare_one(cpu: &'static PerCpu, nodes: usize) -> Result<(), OutOfMemory> {
     let [counters] = on_node(node, 1, || CpuCounters::new(node_counters))? else {
         unreachable!("one value was asked for");
     };
-    cpu.counters.set(Some(counters));
+    cpu.counters.set(counters);
 
     let stacks = TrapStacks::new(node)?;
     cpu.trap_stacks_bottom.set(stacks.bottom());
@@ -326,6 +327,7 @@ pub(crate) extern "C" fn application_processor_main(cpu: &'static PerCpu) -> ! {
     let now = clock::now_ns();
     EARLIEST_START_NS.fetch_min(now, Ordering::Relaxed);
     LATEST_START_NS.fetch_max(now, Ordering::Relaxed);
+    program_memory::set_online();
     cpu.online.store(true, Ordering::Release);
     sched::idle()
 }

@@ -4,10 +4,12 @@
 
 use alloc::vec::Vec;
 use core::mem::size_of;
-use core::ptr::{self, NonNull};
+use core::ptr;
 
 use hermit_sync::SpinMutex;
-use homenode_mm::{Frame, FrameSize, OutOfMemory, PageSize, Policy, Size2MiB, Size4KiB, VirtAddr, VirtRange};
+use homenode_mm::{
+    Attributes, Frame, FrameSize, OutOfMemory, PageSize, Policy, Protection, Size4KiB, VirtAddr, VirtRange,
+};
 use homenode_topology::NodeId;
 
 use super::memory::{self, KERNEL_STACKS};
@@ -102,7 +104,7 @@ fn map_pages(start: u64, bytes: u64, node: NodeId) -> Result<(), OutOfMemory> {
 
 fn try_map_pages(start: u64, bytes: u64, node: NodeId) -> Result<(), OutOfMemory> {
     for address in (start..start + bytes).step_by(Size4KiB::BYTES as usize) {
-        let frame = memory::allocate_frame::<Size4KiB>(node, Policy::Local, 0)?;
+        let frame = memory::allocate_frame::<Size4KiB>(node)?;
         let page = VirtAddr::new_truncated(address);
         let mapped = memory::tables().map(
             page,
@@ -186,70 +188,77 @@ struct ThreadControl {
 /// A program thread's stack: a guard, the stack, the thread's block of thread-local values and its control block.
 pub(crate) struct ProgramStack(StackMemory);
 
-// SAFETY: shared references give only addresses.
-unsafe impl Sync for ProgramStack {}
+/// Unreserved bytes below a program stack.
+const PROGRAM_STACK_GUARD_BYTES: u64 = 64 << 10;
 
-/// Unmapped bytes below a program stack.
-const PROGRAM_STACK_GUARD_BYTES: u64 = Size2MiB::BYTES;
+/// How a program stack is backed: page by page, on the node of its thread's CPU, whatever the thread's policy.
+const PROGRAM_STACK: Attributes = Attributes {
+    protection: Protection::ReadWrite,
+    policy: Some(Policy::Local),
+    page_size: PageSize::Size4KiB,
+};
+
+/// More than any program needs, and less than what could overflow in a sum.
+const LARGEST_PROGRAM_STACK_BYTES: u64 = 1 << 40;
 
 /// A program stack's memory, whether a thread uses it or not.
 #[derive(Clone, Copy)]
 struct StackMemory {
     node: NodeId,
-    reservation: NonNull<u8>,
+    /// Where the guard begins.
+    start: u64,
     /// Of the stack, without its guard.
     bytes: u64,
 }
 
-// SAFETY: whoever holds it owns the memory that it points at, whatever CPU that is on.
-unsafe impl Send for StackMemory {}
-
 static PROGRAM_STACK_POOL: SpinMutex<Vec<StackMemory>> = SpinMutex::new(Vec::new());
 
 impl StackMemory {
-    /// `bytes` bytes of stack on `node`, and the guard below it.
+    /// `bytes` bytes of stack on `node`, and the guard below it. The pages at the top that hold the thread's own block have memory, the
+    /// others get it when they are touched.
     fn new(node: NodeId, bytes: u64) -> Result<Self, OutOfMemory> {
-        let reserved_bytes = PROGRAM_STACK_GUARD_BYTES + bytes;
-        let reservation =
-            program_memory::reserve(reserved_bytes as usize).ok_or_else(|| memory::no_table_frame(node))?;
-        let memory = Self {
-            node,
-            reservation,
-            bytes,
-        };
-        program_memory::populate_on(node, memory.bottom(), bytes, Policy::Local)
-            .inspect_err(|_| memory.release())?;
+        let start = program_memory::reserve_above_guard(PROGRAM_STACK_GUARD_BYTES, bytes, PROGRAM_STACK);
+        let start = start.map_err(|_| memory::no_table_frame(node))?;
+        let memory = Self { node, start, bytes };
+        let own = above_stack_bytes().next_multiple_of(Size4KiB::BYTES).min(bytes);
+        let on_node = Some(Policy::Preferred(node));
+        program_memory::populate(memory.end() - own, own, on_node).inspect_err(|_| memory.release())?;
         Ok(memory)
     }
 
     fn bottom(self) -> u64 {
-        self.reservation.as_ptr() as u64 + PROGRAM_STACK_GUARD_BYTES
+        self.start + PROGRAM_STACK_GUARD_BYTES
+    }
+
+    fn end(self) -> u64 {
+        self.bottom() + self.bytes
     }
 
     /// Gives it back to other uses.
     fn release(self) {
-        program_memory::release(
-            self.reservation.as_ptr() as u64,
-            PROGRAM_STACK_GUARD_BYTES + self.bytes,
-        );
+        program_memory::release_above_guard(self.start, PROGRAM_STACK_GUARD_BYTES, self.bytes);
     }
+}
+
+/// Gives back the memory that is kept for future threads; whether there was any. Inside the gate.
+pub(crate) fn release_unused() -> bool {
+    let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
+    let any = !unused.is_empty();
+    unused.into_iter().for_each(StackMemory::release);
+    any
 }
 
 /// Takes program memory by `take`; if there is none, gives back what is kept for future threads and tries again. Inside the gate.
 ///
 /// # Errors
 /// What `take` says the last time.
-pub(crate) fn with_unused_stacks_released<T>(
-    take: impl Fn() -> Result<T, OutOfMemory>,
-) -> Result<T, OutOfMemory> {
-    take().or_else(|error| {
-        let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
-        if unused.is_empty() {
-            return Err(error);
-        }
-        unused.into_iter().for_each(StackMemory::release);
-        take()
-    })
+pub(crate) fn with_unused_released<T>(take: impl Fn() -> Result<T, OutOfMemory>) -> Result<T, OutOfMemory> {
+    take().or_else(|error| if release_unused() { take() } else { Err(error) })
+}
+
+/// The bytes that a thread's own block takes above its stack.
+fn above_stack_bytes() -> u64 {
+    thread_local_bytes() + size_of::<ThreadControl>() as u64
 }
 
 impl ProgramStack {
@@ -258,11 +267,10 @@ impl ProgramStack {
     /// # Errors
     /// When there is no frame or no address space left.
     pub(crate) fn new(node: NodeId, bytes: usize) -> Result<Self, OutOfMemory> {
-        let above = thread_local_bytes() + size_of::<ThreadControl>() as u64;
         let stack_bytes = (bytes as u64)
-            .checked_add(above)
-            .and_then(|bytes| bytes.checked_next_multiple_of(Size2MiB::BYTES))
-            .filter(|bytes| *bytes <= program_memory::END)
+            .checked_add(above_stack_bytes())
+            .and_then(|bytes| bytes.checked_next_multiple_of(Size4KiB::BYTES))
+            .filter(|bytes| *bytes <= LARGEST_PROGRAM_STACK_BYTES)
             .ok_or_else(|| memory::no_table_frame(node))?;
         let unused = {
             let mut pool = PROGRAM_STACK_POOL.lock();
@@ -271,9 +279,7 @@ impl ProgramStack {
         };
         let stack = match unused {
             Some(memory) => Self(memory),
-            None => Self(with_unused_stacks_released(|| {
-                StackMemory::new(node, stack_bytes)
-            })?),
+            None => Self(with_unused_released(|| StackMemory::new(node, stack_bytes))?),
         };
         let control = stack.thread_pointer() as *mut ThreadControl;
         let thread_locals = (stack.thread_pointer() - thread_local_bytes()) as *mut u8;
@@ -306,13 +312,13 @@ impl ProgramStack {
 
     /// What FS holds while the thread runs.
     pub(crate) fn thread_pointer(&self) -> u64 {
-        self.0.bottom() + self.0.bytes - size_of::<ThreadControl>() as u64
+        self.0.end() - size_of::<ThreadControl>() as u64
     }
 
     /// Whether `address` lies in the guard below the stack.
     pub(crate) fn guard_contains(&self, address: u64) -> bool {
         address
-            .checked_sub(self.0.reservation.as_ptr() as u64)
+            .checked_sub(self.0.start)
             .is_some_and(|offset| offset < PROGRAM_STACK_GUARD_BYTES)
     }
 }

@@ -4,7 +4,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
-use homenode_metrics::{CpuCounters, MappedBytes, NodeMemory, NodeStatus, Program, Source, Status};
+use homenode_metrics::{
+    CpuCounter, CpuCounters, FreeMemory, MappedBytes, NodeMemory, NodeStatus, PageTableLocks, Program,
+    Source, Status,
+};
 use homenode_topology::{CpuId, NodeId};
 
 use super::percpu::{self, PerCpu};
@@ -15,6 +18,8 @@ pub(crate) struct Kernel;
 
 impl Source for Kernel {
     fn status(&self) -> Status {
+        let counters = self.cpu_counters();
+        let counters = counters.iter().map(|&(_, counters)| counters);
         Status {
             version: env!("CARGO_PKG_VERSION"),
             uptime: clock::now(),
@@ -25,10 +30,12 @@ impl Source for Kernel {
                 state: program::state(),
             },
             threads: sched::thread_counts(),
+            page_faults: CpuCounters::sum(counters.clone(), CpuCounter::PageFault),
+            page_table_locks: PageTableLocks::counted_by(program_memory::lock_scheme(), counters.clone()),
             nodes: sys::topology()
                 .nodes()
                 .iter()
-                .map(|node| node_status(node.id()))
+                .map(|node| node_status(node.id(), counters.clone()))
                 .collect(),
             network: net::status(),
         }
@@ -40,7 +47,7 @@ impl Source for Kernel {
 
     fn cpu_counters(&self) -> Vec<(CpuId, &CpuCounters)> {
         online()
-            .filter_map(|cpu| Some((cpu.cpu.get(), cpu.counters.get()?)))
+            .map(|cpu| (cpu.cpu.get(), cpu.counters.get()))
             .collect()
     }
 }
@@ -52,15 +59,17 @@ fn online() -> impl Iterator<Item = &'static PerCpu> {
         .filter(|cpu| cpu.online.load(Ordering::Acquire))
 }
 
-fn node_status(node: NodeId) -> NodeStatus {
+fn node_status<'a>(node: NodeId, counters: impl IntoIterator<Item = &'a CpuCounters> + Clone) -> NodeStatus {
     let memory = memory::frames().stats(node);
-    let [by_4k, by_2m, by_1g] = program_memory::mapped_bytes(node);
     NodeStatus {
         node,
         cpus_online: online().filter(|cpu| cpu.node.get() == node).count() as u64,
-        memory: memory.map_or(NodeMemory::new(0, &[]), |memory| {
-            NodeMemory::new(memory.total_bytes, &memory.free_blocks)
+        memory: memory.map_or_else(NodeMemory::default, |memory| NodeMemory {
+            total_bytes: memory.total_bytes,
+            free: FreeMemory::new(&memory.free_blocks),
+            cached_bytes: memory.cached_bytes,
+            kept_bytes: memory.kept_bytes,
         }),
-        mapped_bytes: MappedBytes { by_4k, by_2m, by_1g },
+        mapped_bytes: MappedBytes::counted_by(node, counters),
     }
 }

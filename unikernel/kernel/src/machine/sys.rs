@@ -9,11 +9,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use hermit_sync::OnceCell;
 use homenode_metrics::CpuCounter;
-use homenode_mm::{OutOfMemory, PageSize, Policy};
+use homenode_mm::{
+    Attributes, OutOfMemory, PageSize, PageState, Policy, Protection, RangeError, ReserveError,
+};
 use homenode_topology::{CpuId, NodeId, Topology};
 
 use super::percpu::{self, this_cpu};
 use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
+use crate::mem::{Options, Page, RegionError};
 use crate::contract::{Interrupts, SpawnError, Stream, ThreadId, ThreadSpec, WaitOutcome};
 
 static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
@@ -56,11 +59,16 @@ pub(crate) fn spawn(
         name,
         cpu,
         stack_bytes,
+        policy,
     } = spec;
     let target = *percpu::all().get(cpu.index()).ok_or(SpawnError::NoSuchCpu(cpu))?;
     // On failure the entry is dropped here: it is program code.
     let mut entry = Some(entry);
-    let spawned = gate::enter(|| sched::spawn(name, target, stack_bytes, false, &mut entry));
+    let spawned = gate::enter(|| {
+        // A copy in the kernel's memory: the last owner may be the kernel, and that must not touch program memory.
+        let name = name.as_deref().map(Arc::from);
+        sched::spawn(name, target, stack_bytes, policy, false, &mut entry)
+    });
     spawned.map_err(|_| SpawnError::OutOfMemory { stack_bytes })
 }
 
@@ -93,7 +101,7 @@ pub(crate) fn wall_clock() -> Duration {
 }
 
 pub(crate) fn interrupts() -> Option<Interrupts> {
-    let counters = || percpu::all().iter().filter_map(|cpu| cpu.counters.get());
+    let counters = || percpu::all().iter().map(|cpu| cpu.counters.get());
     let sum = |counter| counters().map(|counters| counters.get(counter)).sum();
     Some(Interrupts {
         timer: sum(CpuCounter::TimerInterrupt),
@@ -118,17 +126,98 @@ pub(crate) fn write_console(_: Stream, bytes: &[u8]) {
     }
 }
 
-pub(crate) fn reserve(bytes: usize) -> Option<NonNull<u8>> {
-    program_memory::reserve(bytes)
+pub(crate) fn set_thread_policy(policy: Policy) {
+    if let Some(thread) = this_cpu().current() {
+        thread.set_policy(policy);
+    }
+}
+
+pub(crate) fn thread_policy() -> Policy {
+    this_cpu().current().map_or(Policy::Local, |thread| thread.policy())
+}
+
+pub(crate) fn page_table_locks() -> &'static str {
+    program_memory::lock_scheme()
+}
+
+pub(crate) fn reserve(bytes: usize, options: Options) -> Result<NonNull<u8>, RegionError> {
+    let attributes = Attributes {
+        protection: Protection::ReadWrite,
+        policy: options.policy,
+        page_size: options.page_size,
+    };
+    program_memory::reserve(bytes, attributes).map_err(|error| match error {
+        ReserveError::NoAddresses { .. } => RegionError::TooLarge {
+            len: bytes,
+            element_bytes: 1,
+        },
+        ReserveError::Range(RangeError::OutOfMemory(error)) => RegionError::OutOfMemory(error),
+        ReserveError::Range(error) => panic!("{error}"),
+    })
 }
 
 /// # Safety
 /// The range lies in one reservation.
-pub(crate) unsafe fn populate(start: NonNull<u8>, bytes: usize, policy: Policy) -> Result<(), OutOfMemory> {
-    let start = start.as_ptr() as u64;
-    gate::enter(move || {
-        stacks::with_unused_stacks_released(|| program_memory::populate(start, bytes as u64, policy))
-    })
+pub(crate) unsafe fn populate(
+    start: NonNull<u8>,
+    bytes: usize,
+    policy: Option<Policy>,
+) -> Result<(), OutOfMemory> {
+    program_memory::populate(start.as_ptr() as u64, bytes as u64, policy)
+}
+
+/// # Safety
+/// The range lies in one reservation, and nobody relies on what is stored there.
+pub(crate) unsafe fn discard(start: NonNull<u8>, bytes: usize) -> Result<(), OutOfMemory> {
+    program_memory::discard(start.as_ptr() as u64, bytes as u64)
+}
+
+/// # Safety
+/// The range lies in one reservation, and nobody accesses it in a way that becomes forbidden.
+pub(crate) unsafe fn protect(
+    start: NonNull<u8>,
+    bytes: usize,
+    protection: Protection,
+) -> Result<(), OutOfMemory> {
+    program_memory::protect(start.as_ptr() as u64, bytes as u64, protection)
+}
+
+/// # Safety
+/// The range lies in one reservation.
+pub(crate) unsafe fn set_policy(
+    start: NonNull<u8>,
+    bytes: usize,
+    policy: Option<Policy>,
+) -> Result<(), OutOfMemory> {
+    program_memory::set_policy(start.as_ptr() as u64, bytes as u64, policy)
+}
+
+/// # Safety
+/// The range lies in one reservation.
+pub(crate) unsafe fn move_pages(
+    start: NonNull<u8>,
+    bytes: usize,
+    node: NodeId,
+) -> Result<usize, OutOfMemory> {
+    program_memory::move_pages(start.as_ptr() as u64, bytes as u64, node)
+}
+
+/// # Safety
+/// The address lies in a reservation.
+pub(crate) unsafe fn query(address: NonNull<u8>) -> Option<Page> {
+    match program_memory::query(address.as_ptr() as u64) {
+        PageState::Page {
+            node,
+            size,
+            attributes,
+            ..
+        } => Some(Page {
+            node,
+            size,
+            protection: attributes.protection,
+        }),
+        PageState::Reserved(_) | PageState::Unreserved => None,
+    }
 }
 
 /// # Safety

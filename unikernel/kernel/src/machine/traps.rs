@@ -4,13 +4,14 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use hermit_sync::OnceCell;
 
 use homenode_metrics::CpuCounter;
+use homenode_mm::Access;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
 
 use super::percpu::{PerCpu, offset, this_cpu};
 use super::segments::{Gate, InterruptStack, load_interrupt_table};
 use super::stacks::KERNEL_STACK_GUARD_BYTES;
-use super::{apic, crash, housekeeping, sched, tlb};
+use super::{apic, crash, housekeeping, program_memory, sched};
 
 core::arch::global_asm!(
     include_str!("traps.s"),
@@ -84,6 +85,9 @@ pub(crate) struct TrapFrame {
 
 static TABLE: OnceCell<[Gate; 256]> = OnceCell::new();
 
+/// RFLAGS.IF (Intel SDM volume 1, 3.4.3).
+const INTERRUPT_FLAG: u64 = 1 << 9;
+
 /// Which unexpected vectors have been reported.
 static SEEN: [AtomicBool; 256] = [const { AtomicBool::new(false) }; 256];
 
@@ -118,7 +122,11 @@ extern "C" fn trap_entry(frame: &TrapFrame) {
     let cpu = this_cpu();
     // The handler is on the kernel stack: no call from here may switch to its top again.
     let depth = cpu.gate_depth.replace(1);
-    handle(cpu, frame, depth != 0);
+    if frame.vector == u64::from(vector::PAGE_FAULT) {
+        page_fault(frame, depth != 0);
+    } else {
+        handle(cpu, frame, depth != 0);
+    }
     if depth == 0 && cpu.housekeeping_due.get() {
         // On top of interrupted program code; had kernel code been interrupted, the gate's exit would do it.
         interrupts::enable();
@@ -128,6 +136,8 @@ extern "C" fn trap_entry(frame: &TrapFrame) {
     cpu.gate_depth.set(depth);
 }
 
+/// Everything but page faults, out of their way.
+#[inline(never)]
 fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
     match frame.vector as u8 {
         vector::TIMER => {
@@ -143,7 +153,7 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
         }
         vector::FLUSH => {
             cpu.count(CpuCounter::FlushInterrupt);
-            tlb::answer(cpu);
+            program_memory::answer_flush(cpu);
             apic::local().eoi();
         }
         apic::SPURIOUS_VECTOR => cpu.count(CpuCounter::SpuriousInterrupt),
@@ -157,8 +167,7 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
             apic.eoi();
         }
         vector::NMI if crash::in_progress() => crash::stop_this_cpu(),
-        vector::PAGE_FAULT => crash::exception(frame, Some(Cr2::read_raw()), in_kernel),
-        exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, None, in_kernel),
+        exception if exception < vector::FIRST_INTERRUPT => crash::exception(frame, in_kernel),
         unexpected => {
             if !SEEN[usize::from(unexpected)].swap(true, Ordering::Relaxed) {
                 log::warn!(
@@ -168,5 +177,50 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
             }
             apic::local().eoi();
         }
+    }
+}
+
+/// What a page fault's error code says (Intel SDM volume 3, 4.7).
+pub(crate) mod page_fault_code {
+    /// The page is there, and does not allow the access.
+    pub(crate) const PRESENT: u64 = 1 << 0;
+    /// The access is a write.
+    pub(crate) const WRITE: u64 = 1 << 1;
+    /// A reserved bit is set in a page-table entry.
+    pub(crate) const RESERVED_BIT: u64 = 1 << 3;
+    /// The access is an instruction fetch.
+    pub(crate) const FETCH: u64 = 1 << 4;
+}
+
+/// Brings the page that is missing, or reports the program's error.
+#[inline(always)]
+fn page_fault(frame: &TrapFrame, in_kernel: bool) {
+    use page_fault_code::{FETCH, PRESENT, RESERVED_BIT};
+    // Read while interrupts are off: their handlers may fault.
+    let address = Cr2::read_raw();
+    // With interrupts off, kernel code may hold a lock, and what a fault waits for may wait for that.
+    let may_wait = frame.rflags & INTERRUPT_FLAG != 0;
+    let first_touch = frame.error_code & (PRESENT | RESERVED_BIT | FETCH) == 0;
+    if !may_wait || !first_touch || !program_memory::fault_at_once(address) {
+        any_page_fault(frame, address, may_wait, in_kernel);
+    }
+}
+
+/// The page faults that [`page_fault`] does not handle at once.
+#[inline(never)]
+fn any_page_fault(frame: &TrapFrame, address: u64, may_wait: bool, in_kernel: bool) {
+    if !may_wait || frame.error_code & page_fault_code::RESERVED_BIT != 0 {
+        crash::page_fault(frame, address, None, in_kernel);
+    }
+    let access = match frame.error_code {
+        code if code & page_fault_code::FETCH != 0 => Access::Execute,
+        code if code & page_fault_code::WRITE != 0 => Access::Write,
+        _ => Access::Read,
+    };
+    interrupts::enable();
+    let result = program_memory::fault(address, access);
+    interrupts::disable();
+    if let Err(error) = result {
+        crash::page_fault(frame, address, Some(error), in_kernel);
     }
 }

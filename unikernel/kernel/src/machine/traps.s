@@ -53,9 +53,11 @@ trap_stubs:
 .type land, @function
 land:
     push_registers
-    mov %gs:{kernel_stack_bottom}, %rax
     mov %gs:{kernel_stack_top}, %rdx
     mov SAVED_RSP(%rsp), %rcx
+    test %rcx, %rcx
+    jns 3f                          # a program stack: all of them are in the lower half
+    mov %gs:{kernel_stack_bottom}, %rax
     cmp %rdx, %rcx
     ja 1f
     cmp %rax, %rcx

@@ -4,8 +4,8 @@ use std::sync::Once;
 use std::time::Duration;
 
 use homenode_metrics::{
-    AppCounter, CpuCounter, CpuCounters, MappedBytes, NetworkStatus, NodeCounter, NodeCounters, NodeMemory,
-    NodeStatus, Program, ProgramState, Source, Status, Threads,
+    AppCounter, CpuCounter, CpuCounters, FreeMemory, MappedBytes, NetworkStatus, NodeCounter, NodeCounters,
+    NodeMemory, NodeStatus, PageTableLocks, Program, ProgramState, Source, Status, Threads,
 };
 use homenode_topology::{CpuId, NodeId};
 
@@ -28,12 +28,26 @@ impl Machine {
         cpus[0].add(CpuCounter::TimerInterrupt, 5);
         cpus[1].add(CpuCounter::WakeInterrupt, 2);
         cpus[1].add(CpuCounter::ContextSwitch, 9);
+        for (cpu, n) in cpus.iter().zip([3, 4]) {
+            cpu.add(CpuCounter::TlbLocalFlushOne, n);
+            cpu.add(CpuCounter::PageFault, 10 * n);
+            cpu.add(CpuCounter::TableLock, 100 * n);
+        }
+        cpus[0].add(CpuCounter::TableLockContended, 6);
+        cpus[1].add(CpuCounter::Split, 1);
+        cpus[0].add(CpuCounter::MigrateSuccess, 8);
+        cpus[1].add(CpuCounter::MigrateFail, 2);
         for (cpu, n) in cpus.iter().zip([1, 2]) {
             cpu.add_node(NodeId(0), NodeCounter::NumaHit, n);
             cpu.add_node(NodeId(1), NodeCounter::NumaMiss, 10 * n);
             cpu.add_node(NodeId(0), NodeCounter::ThpFaultAlloc, 20);
         }
         cpus[0].add_node(NodeId(1), NodeCounter::ThpFaultFallback, 1);
+        // CPU 1 unmaps what CPU 0 has mapped.
+        cpus[0].add_pages(NodeId(0), 0, 3);
+        cpus[1].add_pages(NodeId(0), 0, -2);
+        cpus[0].add_pages(NodeId(0), 1, 20);
+        cpus[1].add_pages(NodeId(1), 0, 1);
         static TRANSFORMED: Once = Once::new();
         TRANSFORMED.call_once(|| TRANSFORMS.add(CpuId(0), 1));
         Self {
@@ -45,15 +59,16 @@ impl Machine {
 
 impl Source for Machine {
     fn status(&self) -> Status {
-        let node = |node, cpus_online, free_blocks: &[u64], by_2m| NodeStatus {
+        let node = |node, cpus_online, free_blocks: &[u64], cached_bytes| NodeStatus {
             node: NodeId(node),
             cpus_online,
-            memory: NodeMemory::new(1 << 30, free_blocks),
-            mapped_bytes: MappedBytes {
-                by_4k: 4096,
-                by_2m,
-                by_1g: 0,
+            memory: NodeMemory {
+                total_bytes: 1 << 30,
+                free: FreeMemory::new(free_blocks),
+                cached_bytes,
+                kept_bytes: 2 << 20,
             },
+            mapped_bytes: MappedBytes::counted_by(NodeId(node), &self.cpus),
         };
         Status {
             version: "0.1.0",
@@ -69,7 +84,9 @@ impl Source for Machine {
                 ready: 0,
                 blocked: 1,
             },
-            nodes: vec![node(0, 2, &[1, 0, 3], 40 << 20), node(1, 0, &[0, 0, 0], 0)],
+            page_faults: CpuCounters::sum(&self.cpus, CpuCounter::PageFault),
+            page_table_locks: PageTableLocks::counted_by("split", &self.cpus),
+            nodes: vec![node(0, 2, &[1, 0, 3], 4096), node(1, 0, &[0, 0, 0], 0)],
             network: NetworkStatus {
                 received_packets: 11,
                 transmitted_packets: 12,

@@ -21,7 +21,7 @@ pub struct OutOfMemory {
     pub free_bytes: u64,
     /// The bytes that the allocator manages on those nodes, free or not.
     pub total_bytes: u64,
-    /// The bytes that the caller leaves to the kernel on all nodes together; 0 if it would have taken any.
+    /// The bytes that are kept for the kernel on those nodes, if that is why; else 0.
     pub kept_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for OutOfMemory {
                 return write!(f, "node {node} has no memory (policy {policy})");
             }
             Policy::Bind(_) => write!(f, "no free {order} page on node {node}")?,
-            Policy::Local | Policy::Interleave => {
+            Policy::Local | Policy::Preferred(_) | Policy::Interleave => {
                 write!(
                     f,
                     "no free {order} page on any node, from node {node} on by distance"
@@ -79,6 +79,8 @@ pub enum BuildError {
         /// The node that the list names.
         fallback: NodeId,
     },
+    /// Memory is so little, and spread over so many addresses, that no piece of it holds the directory of all.
+    NoRoom(PhysRange),
 }
 
 impl fmt::Display for BuildError {
@@ -96,6 +98,12 @@ impl fmt::Display for BuildError {
                 write!(
                     f,
                     "node {node} falls back to node {fallback}, which does not exist"
+                )
+            }
+            Self::NoRoom(span) => {
+                write!(
+                    f,
+                    "no piece of the usable memory at {span} has room for the directory of all of it"
                 )
             }
         }

@@ -1,12 +1,20 @@
-//! How a node's memory is laid out: sections without holes, and a place for the metadata.
+//! How a node's memory is laid out: sections without holes, and a place for what the allocator keeps about them.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use homenode_topology::{PhysAddr, PhysRange};
 
-use super::metadata::MetadataArray;
+use super::metadata::FrameMetadata;
 use crate::size::{BASE_SHIFT, PageSize};
+
+/// What comes behind the metadata begins at a multiple of this.
+const ALIGN: u64 = 128;
+
+/// The bytes that the metadata of so many frames takes, with what the alignment of the next thing behind it needs.
+pub(super) const fn metadata_bytes(frames: u64) -> u64 {
+    (frames * size_of::<FrameMetadata>() as u64).next_multiple_of(ALIGN)
+}
 
 /// The whole 4 KiB frames of `ranges`, in order of address, with adjacent ranges joined.
 pub(super) fn sections(ranges: &[PhysRange]) -> Vec<PhysRange> {
@@ -37,14 +45,14 @@ pub(super) fn frames(sections: &[PhysRange]) -> u64 {
     sections.iter().map(|section| section.bytes() >> BASE_SHIFT).sum()
 }
 
-/// Takes a place for the metadata of all of `sections` out of them, at an end of one, where it costs the fewest 1 GiB
-/// frames and then the fewest 2 MiB frames.
+/// Takes a place for the metadata of all of `sections` and `extra` bytes behind it out of them, in whole frames at an end of one,
+/// where it costs the fewest 1 GiB frames and then the fewest 2 MiB frames.
 ///
-/// Sections that are too many and too small to hold it are left out, the smallest first: each is then smaller than the
-/// metadata of all.
-pub(super) fn carve_metadata(sections: &mut Vec<PhysRange>) -> Option<PhysRange> {
+/// Sections that are too many and too small to hold it are left out, the smallest first: each is then smaller than what is
+/// kept about all.
+pub(super) fn carve(sections: &mut Vec<PhysRange>, extra: u64) -> Option<PhysRange> {
     while !sections.is_empty() {
-        let bytes = MetadataArray::bytes_for(frames(sections));
+        let bytes = (metadata_bytes(frames(sections)) + extra).next_multiple_of(PageSize::Size4KiB.bytes());
         let place = (0..sections.len())
             .filter(|&index| sections[index].bytes() >= bytes)
             .flat_map(|index| {

@@ -1,26 +1,65 @@
 //! Physical frames, per node.
 //!
-//! Each node has a buddy allocator of 4 KiB to 1 GiB blocks under one lock. What it knows about a frame, twelve bytes,
-//! lies in an array on the frame's own node, which is taken out of the node's memory when the allocator is built: a node
-//! pays 12/4096, or 0.3 %, of its memory. A machine with 1 TiB pays 3 GiB, and the zeroing of these at the start; the rest
-//! of the initialisation is one step per 1 GiB block and per end of a range.
+//! Each node has a buddy allocator of 4 KiB to 1 GiB blocks under one lock, and each CPU a cache of 4 KiB and 2 MiB frames of its
+//! own node before that, so that most allocations and frees write to nothing that another CPU uses.
+//!
+//! # An allocation
+//! 1. The CPU's cache, if the memory is wanted from the CPU's node first. An empty cache is refilled with an aligned block of up to
+//!    256 KiB (so that CPUs do not write to each other's metadata) or four 2 MiB frames, while its node has plenty: more than all
+//!    its caches can hold beside what is kept for the kernel.
+//! 2. For each node that the policy allows, the nearest first: its buddy allocator, then, if something may be in them, the caches
+//!    of its CPUs, which are emptied into it, and the buddy allocator again. So a node is passed over, or the allocation fails, only
+//!    when the node has nothing; and that is found out by reading a few cache lines, without writing to any.
+//!
+//! Where memory is not plentiful, caches are not refilled, so that none keeps what another CPU needs. Their capacities are a
+//! share of the node's memory, and small nodes have none. A full cache gives half of itself back under one lock.
+//!
+//! For [`Purpose::Program`] a node keeps 8 MiB, times its share of all memory, in its buddy allocator: the kernel needs memory to
+//! report that there is none.
+//!
+//! # What it costs
+//! What is known about a 4 KiB frame, 16 bytes, lies in an array on the frame's own node, which is taken out of its memory when the
+//! allocator is built, together with the caches of its CPUs (2.25 KiB each): a node pays 16/4096, or 0.4 %, of its memory. The
+//! array is not initialised as a whole, but piece by piece as blocks are divided for the first time (see `directory`). Beside it,
+//! 32 bytes per 128 MiB of address space lead from an address to its node and metadata in a few instructions.
+//!
+//! A machine with 1 TiB has 4 GiB of metadata and a directory of 256 KiB. At the start, 8192 items of the directory and the first
+//! frames of 1024 blocks are written, and for each end of a range that is not a multiple of 1 GiB, up to 511 entries for its 2 MiB
+//! blocks and up to 511 for its last frames.
 
 mod buddy;
+mod cache;
+mod directory;
 mod error;
 mod layout;
+mod lock;
 mod metadata;
+mod retired;
+mod tables;
+#[cfg(loom)]
+mod watch;
 
 use alloc::vec::Vec;
 
+use crossbeam_utils::CachePadded;
 use homenode_topology::{NodeId, PhysAddr, PhysRange};
 
-use self::buddy::Buddy;
+use self::buddy::{Buddy, Refusal};
+use self::cache::{CacheRef, CachedFrame, Capacity, CpuCache, Kind, Stacks};
+use self::directory::{Directory, Place};
 pub use self::error::{BuildError, OutOfMemory};
+pub(crate) use self::metadata::{FrameMetadata, TableLock};
+use self::metadata::{MetadataArray, State};
+pub(crate) use self::retired::RetiredFrames;
+pub use self::tables::LocalTables;
+use crate::atomic::{AtomicU32, Ordering};
 use crate::frame::{Block, Frame};
-use crate::machine::Machine;
-use crate::policy::{Allocation, Placement, Policy};
+use crate::machine::{Machine, NodeEvent};
+use crate::policy::{Allocation, NumaEvent, Placement, Policy};
 use crate::size::{BASE_SHIFT, FrameSize, ORDERS, Order, Size4KiB};
-use crate::table::TableFrames;
+
+/// What programs leave to the kernel on all nodes together, in bytes.
+const KEPT_BYTES: u64 = 8 << 20;
 
 /// What the allocator is told about a node.
 #[derive(Clone, Debug, Default)]
@@ -31,15 +70,28 @@ pub struct NodeMemory {
     pub fallback: Vec<NodeId>,
 }
 
+/// What memory is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// The program's pages: what a node keeps for the kernel is not handed out.
+    Program,
+    /// The kernel's own needs: all may be handed out.
+    Kernel,
+}
+
 /// What the allocator holds of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeStats {
     /// The bytes that it hands out from, free or not.
     pub total_bytes: u64,
-    /// The bytes that its metadata takes beside these.
+    /// The bytes that what it keeps about these takes beside them: metadata, the caches themselves, the directory.
     pub metadata_bytes: u64,
-    /// The number of free blocks of each order.
+    /// The number of free blocks of each order, those in CPUs' caches included.
     pub free_blocks: [u64; ORDERS],
+    /// The bytes of the free blocks that are in CPUs' caches.
+    pub cached_bytes: u64,
+    /// The bytes that are not handed out for [`Purpose::Program`].
+    pub kept_bytes: u64,
 }
 
 impl NodeStats {
@@ -55,6 +107,17 @@ impl NodeStats {
 struct Node {
     buddy: Buddy,
     total_bytes: u64,
+    metadata_bytes: u64,
+    /// The frames that programs leave to the kernel.
+    kept_frames: u64,
+    /// Caches are filled while no fewer frames than this are left.
+    plenty_frames: u64,
+    /// The caches of the node's CPUs.
+    caches: Vec<CacheRef>,
+    /// 0 if all of `caches` are known to be empty, or are being emptied.
+    may_be_cached: CachePadded<AtomicU32>,
+    /// How many CPUs are emptying `caches`.
+    drains: CachePadded<AtomicU32>,
     /// This node, then the others, the nearest first; without the nodes that have no memory.
     order: Vec<NodeId>,
 }
@@ -65,12 +128,14 @@ pub struct FrameAllocator<M> {
     nodes: Vec<Node>,
     /// The nodes that have memory, for interleaving.
     with_memory: Vec<NodeId>,
-    /// What is handed out from, in order of address, and whose it is.
-    ranges: Vec<(PhysRange, NodeId)>,
+    directory: Directory,
+    /// By CPU: its cache, if it has one.
+    caches: Vec<Option<CacheRef>>,
 }
 
 impl<M: Machine> FrameAllocator<M> {
-    /// An allocator of the memory of `nodes`, which are the nodes 0, 1, … in this order.
+    /// An allocator of the memory of `nodes`, which are the nodes 0, 1, … in this order, for CPUs on the nodes `cpus`, which are the
+    /// CPUs 0, 1, … in this order. CPUs that are not named, or whose node has little memory for so many, have no cache.
     ///
     /// Takes a few small vectors from the heap, so that there must be one already.
     ///
@@ -80,52 +145,117 @@ impl<M: Machine> FrameAllocator<M> {
     /// # Safety
     /// All usable ranges are memory that `machine` reaches, and nothing else uses them while the allocator exists, except
     /// for what it hands out.
-    pub unsafe fn new(machine: M, nodes: Vec<NodeMemory>) -> Result<Self, BuildError> {
-        let count = nodes.len();
-        let sections: Vec<Vec<PhysRange>> = nodes.iter().map(|node| layout::sections(&node.usable)).collect();
+    pub unsafe fn new(machine: M, nodes: Vec<NodeMemory>, cpus: &[NodeId]) -> Result<Self, BuildError> {
+        let mut sections: Vec<Vec<PhysRange>> =
+            nodes.iter().map(|node| layout::sections(&node.usable)).collect();
         check(&nodes, &sections)?;
-        let buddies: Vec<Buddy> = sections
-            .into_iter()
-            // SAFETY: by the caller's contract; the sections are distinct, and `machine` is kept beside the allocators.
-            .map(|sections| unsafe { Buddy::new(&machine, sections) })
-            .collect();
-        let total_bytes: Vec<u64> = buddies
+        let span = span(&sections);
+        // The directory goes where there is most room in one place.
+        let largest = |sections: &Vec<PhysRange>| sections.iter().map(PhysRange::bytes).max();
+        let holder = (0..sections.len()).max_by_key(|&node| largest(&sections[node]));
+        let mut directory = Directory::EMPTY;
+        let mut caches = Vec::new();
+        caches.resize(cpus.len(), None);
+        let mut built = Vec::with_capacity(nodes.len());
+        for (index, sections) in sections.iter_mut().enumerate() {
+            let node = NodeId::from(index);
+            let own_cpus = || (0..cpus.len()).filter(|&cpu| cpus[cpu] == node);
+            let capacity = Capacity::for_node(layout::frames(sections), own_cpus().count() as u64);
+            let own_cpus = own_cpus().filter(|_| !capacity.is_none());
+            let caches_bytes = own_cpus.clone().count() as u64 * size_of::<CpuCache>() as u64;
+            let directory_bytes = if holder == Some(index) {
+                Directory::bytes_for(span)
+            } else {
+                0
+            };
+            let place = layout::carve(sections, caches_bytes + directory_bytes);
+            let frames = layout::frames(sections);
+            let mut metadata = MetadataArray::EMPTY;
+            if let Some(place) = place {
+                let bytes = |offset| PhysRange::new(place.start + offset, place.end);
+                // SAFETY: the place has just been taken out of what is handed out, is large enough for all three, and all of their
+                // sizes are multiples of their alignments; the rest is by the caller's contract, since `machine` is kept.
+                unsafe {
+                    metadata = MetadataArray::new(machine.memory(place).cast(), frames as u32);
+                    let mut offset = layout::metadata_bytes(frames);
+                    for cpu in own_cpus {
+                        let cache = CpuCache::new(node, capacity);
+                        caches[cpu] = Some(CacheRef::new(machine.memory(bytes(offset)), cache));
+                        offset += size_of::<CpuCache>() as u64;
+                    }
+                    if directory_bytes > 0 {
+                        directory = Directory::new(machine.memory(bytes(offset)), span);
+                    }
+                }
+            }
+            built.push((
+                core::mem::take(sections),
+                metadata,
+                place.map_or(0, |place| place.bytes()),
+                capacity,
+            ));
+        }
+        let total_bytes: Vec<u64> = built
             .iter()
-            .map(|buddy| buddy.ranges().map(|range| range.bytes()).sum())
+            .map(|(sections, ..)| layout::frames(sections) << BASE_SHIFT)
             .collect();
-        let nodes: Vec<Node> = buddies
+        let all_bytes: u64 = total_bytes.iter().sum();
+        if all_bytes > 0 && directory.is_empty() {
+            return Err(BuildError::NoRoom(span));
+        }
+        let nodes: Vec<Node> = built
             .into_iter()
             .zip(nodes)
             .enumerate()
-            .map(|(index, (buddy, node))| {
-                let mut order: Vec<NodeId> = Vec::with_capacity(count);
-                for other in core::iter::once(NodeId::from(index)).chain(node.fallback) {
-                    if total_bytes[other.index()] > 0 && !order.contains(&other) {
-                        order.push(other);
+            .map(
+                |(index, ((sections, metadata, metadata_bytes, capacity), memory))| {
+                    let node = NodeId::from(index);
+                    let mut order: Vec<NodeId> = Vec::with_capacity(total_bytes.len());
+                    for other in core::iter::once(node).chain(memory.fallback) {
+                        if total_bytes[other.index()] > 0 && !order.contains(&other) {
+                            order.push(other);
+                        }
                     }
-                }
-                Node {
-                    buddy,
-                    total_bytes: total_bytes[index],
-                    order,
-                }
-            })
+                    let caches: Vec<CacheRef> = caches
+                        .iter()
+                        .flatten()
+                        .filter(|cache| cache.get().node == node)
+                        .copied()
+                        .collect();
+                    let share = u128::from(KEPT_BYTES >> BASE_SHIFT) * u128::from(total_bytes[index]);
+                    let kept_frames = share.checked_div(all_bytes.into()).unwrap_or(0) as u64;
+                    Node {
+                        buddy: Buddy::new(sections, metadata),
+                        total_bytes: total_bytes[index],
+                        metadata_bytes,
+                        kept_frames,
+                        plenty_frames: kept_frames + caches.len() as u64 * capacity.frames(),
+                        caches,
+                        may_be_cached: CachePadded::new(AtomicU32::new(0)),
+                        drains: CachePadded::new(AtomicU32::new(0)),
+                        order,
+                    }
+                },
+            )
             .collect();
-        let with_memory = (0..count)
+        for (index, Node { buddy, .. }) in nodes.iter().enumerate() {
+            for (range, first) in buddy.sections() {
+                directory.add(range, NodeId::from(index), buddy.metadata(), first);
+            }
+        }
+        for node in &nodes {
+            node.buddy.insert_all(&machine, &directory);
+        }
+        let with_memory = (0..nodes.len())
             .map(NodeId::from)
             .filter(|node| nodes[node.index()].total_bytes > 0)
             .collect();
-        let mut ranges: Vec<(PhysRange, NodeId)> = nodes
-            .iter()
-            .enumerate()
-            .flat_map(|(index, node)| node.buddy.ranges().map(move |range| (range, NodeId::from(index))))
-            .collect();
-        ranges.sort_unstable();
         Ok(Self {
             machine,
             nodes,
             with_memory,
-            ranges,
+            directory,
+            caches,
         })
     }
 
@@ -138,79 +268,246 @@ impl<M: Machine> FrameAllocator<M> {
     /// Takes a frame. Its bytes are whatever they were.
     ///
     /// `local` is the node of the CPU that asks, and `page_index` the page's index in its range, which
-    /// [`Policy::Interleave`] goes by.
+    /// [`Policy::Interleave`] goes by. Counted by [`Machine::count_on`].
     ///
     /// # Errors
-    /// If no block is free where the policy allows one.
+    /// If no block is free where the policy allows one, or none beside what is kept for the kernel.
+    #[inline]
     pub fn allocate<S: FrameSize>(
         &self,
         policy: Policy,
         local: NodeId,
         page_index: u64,
+        purpose: Purpose,
     ) -> Result<Allocation<Frame<S>>, OutOfMemory> {
-        self.take(S::ORDER, policy, local, page_index, |block| {
-            Frame::new(block.start()).expect("a block is aligned to its size")
+        let Allocation { memory, placement } = self.take(S::ORDER, policy, local, page_index, purpose)?;
+        Ok(Allocation {
+            memory: Frame::containing(memory.start()),
+            placement,
         })
     }
 
     /// Takes a block of an order that is known at run time only; else as [`allocate`](Self::allocate).
     ///
     /// # Errors
-    /// If no block is free where the policy allows one.
+    /// As for [`allocate`](Self::allocate).
     pub fn allocate_block(
         &self,
         order: Order,
         policy: Policy,
         local: NodeId,
         page_index: u64,
+        purpose: Purpose,
     ) -> Result<Allocation<Block>, OutOfMemory> {
-        self.take(order, policy, local, page_index, |block| block)
+        self.take(order, policy, local, page_index, purpose)
     }
 
-    fn take<T>(
+    /// A 4 KiB frame of the running CPU's node, if one is at hand in its cache; not counted. For the page-fault path: nothing is waited
+    /// for.
+    #[inline(always)]
+    pub(crate) fn take_at_hand(&self) -> Option<(Frame<Size4KiB>, NodeId)> {
+        let cache = self.own_cache()?;
+        let taken = cache.stacks.try_with(
+            #[inline(always)]
+            |stacks| stacks.pop(Kind::Small),
+        )?;
+        // SAFETY: what a cache holds was put there with its metadata, and this is the allocator.
+        unsafe { taken.metadata() }.set_state(State::Allocated(Order::MIN));
+        let frame = taken.small();
+        #[cfg(feature = "simulation")]
+        crate::simulation::frames(frame.range(), crate::simulation::FrameEvent::Allocated);
+        Some((frame, cache.node))
+    }
+
+    #[inline]
+    fn take(
         &self,
         order: Order,
         policy: Policy,
         local: NodeId,
         page_index: u64,
-        memory: impl FnOnce(Block) -> T,
-    ) -> Result<Allocation<T>, OutOfMemory> {
-        let (_, allowed) = self.allowed(policy, local, page_index);
-        for &node in allowed {
-            if let Some(block) = self.nodes[node.index()].buddy.allocate(order) {
-                let interleaved = policy == Policy::Interleave;
-                let placement = Placement {
-                    node,
-                    intended: allowed[0],
-                    local,
-                    interleaved,
-                };
-                return Ok(Allocation {
-                    memory: memory(block),
-                    placement,
-                });
-            }
+        purpose: Purpose,
+    ) -> Result<Allocation<Block>, OutOfMemory> {
+        if let Some(kind) = Kind::of(order)
+            && let Some(cache) = self.own_cache()
+            && self.intended(policy, local, page_index) == cache.node
+            && let Some(frame) = cache.stacks.try_with(|stacks| stacks.pop(kind))
+        {
+            return Ok(self.taken_from_cache(frame, cache.node, kind, policy, local));
         }
-        Err(self.out_of_memory(order, policy, local, page_index))
+        self.take_slowly(order, policy, local, page_index, purpose)
     }
 
-    /// The node that is asked first, and those that may be asked, the nearest first; nodes without memory left out.
-    fn allowed(&self, policy: Policy, local: NodeId, page_index: u64) -> (NodeId, &[NodeId]) {
-        let first = match policy {
+    /// The running CPU's cache.
+    #[inline]
+    fn own_cache(&self) -> Option<&CpuCache> {
+        let cache = self.caches.get(self.machine.cpu().index())?;
+        cache.as_ref().map(CacheRef::get)
+    }
+
+    /// What is done about a frame that has just been taken from a cache of `node`, which is where it was wanted from.
+    #[inline(always)]
+    fn taken_from_cache(
+        &self,
+        frame: CachedFrame,
+        node: NodeId,
+        kind: Kind,
+        policy: Policy,
+        local: NodeId,
+    ) -> Allocation<Block> {
+        // SAFETY: what a cache holds was put there with its metadata, and this is the allocator.
+        unsafe { frame.metadata() }.set_state(State::Allocated(kind.order()));
+        let block = frame.block(kind);
+        self.counted(block, node, node, local, policy == Policy::Interleave)
+    }
+
+    /// Takes a block where the running CPU's cache does not have it at once: from the cache once it is filled, or from the nodes.
+    #[inline(never)]
+    fn take_slowly(
+        &self,
+        order: Order,
+        policy: Policy,
+        local: NodeId,
+        page_index: u64,
+        purpose: Purpose,
+    ) -> Result<Allocation<Block>, OutOfMemory> {
+        if let Some(kind) = Kind::of(order)
+            && let Some(cache) = self.own_cache()
+            && self.intended(policy, local, page_index) == cache.node
+            && let Some(frame) = cache.stacks.with(&self.machine, |stacks| {
+                stacks.pop(kind).or_else(|| self.refill(cache.node, stacks, kind))
+            })
+        {
+            return Ok(self.taken_from_cache(frame, cache.node, kind, policy, local));
+        }
+        self.take_from_nodes(order, policy, local, page_index, purpose)
+    }
+
+    /// Fills an empty cache from its node, if that has plenty, and takes a frame from it.
+    fn refill(&self, node: NodeId, stacks: &mut Stacks, kind: Kind) -> Option<CachedFrame> {
+        let node = &self.nodes[node.index()];
+        node.buddy.allocate_batch(
+            &self.machine,
+            &self.directory,
+            kind.order(),
+            stacks.batch(kind),
+            node.plenty_frames,
+            |start, metadata| stacks.push_all(kind, start, metadata, kind.order().frames() as usize),
+        );
+        let frame = stacks.pop(kind)?;
+        node.note_cached();
+        Some(frame)
+    }
+
+    /// Takes a block from the nodes themselves.
+    fn take_from_nodes(
+        &self,
+        order: Order,
+        policy: Policy,
+        local: NodeId,
+        page_index: u64,
+        purpose: Purpose,
+    ) -> Result<Allocation<Block>, OutOfMemory> {
+        let (_, allowed) = self.allowed(policy, local, page_index);
+        let mut kept = false;
+        for &node in allowed {
+            match self.take_from(&self.nodes[node.index()], order, purpose) {
+                Ok(block) => {
+                    let interleaved = policy == Policy::Interleave;
+                    return Ok(self.counted(block, node, allowed[0], local, interleaved));
+                }
+                Err(refusal) => kept |= refusal == Refusal::Kept,
+            }
+        }
+        let kept_bytes = match kept {
+            true => allowed
+                .iter()
+                .map(|node| self.nodes[node.index()].kept_bytes())
+                .sum(),
+            false => 0,
+        };
+        Err(OutOfMemory {
+            kept_bytes,
+            ..self.out_of_memory(order, policy, local, page_index)
+        })
+    }
+
+    /// Takes a block from a node: from its free lists, and if that can not be, from there once its CPUs' caches are empty.
+    fn take_from(&self, node: &Node, order: Order, purpose: Purpose) -> Result<Block, Refusal> {
+        let kept = match purpose {
+            Purpose::Program => node.kept_frames,
+            Purpose::Kernel => 0,
+        };
+        let allocate = || node.buddy.allocate(&self.machine, &self.directory, order, kept);
+        allocate().or_else(|_| {
+            // Asked again even if no cache holds anything now: another CPU may have emptied them meanwhile.
+            self.drain_node(node);
+            allocate()
+        })
+    }
+
+    /// Counts an allocation as Linux's `zone_statistics()` does: one for each, whatever its size.
+    #[inline(always)]
+    fn counted(
+        &self,
+        memory: Block,
+        node: NodeId,
+        intended: NodeId,
+        local: NodeId,
+        interleaved: bool,
+    ) -> Allocation<Block> {
+        #[cfg(feature = "simulation")]
+        crate::simulation::frames(memory.range(), crate::simulation::FrameEvent::Allocated);
+        let count = |node, event| self.machine.count_on(node, NodeEvent::Numa(event), 1);
+        if node == intended {
+            count(node, NumaEvent::Hit);
+            if interleaved {
+                count(node, NumaEvent::Interleave);
+            }
+        } else {
+            count(node, NumaEvent::Miss);
+            count(intended, NumaEvent::Foreign);
+        }
+        count(
+            node,
+            if node == local {
+                NumaEvent::Local
+            } else {
+                NumaEvent::Other
+            },
+        );
+        let placement = Placement {
+            node,
+            intended,
+            local,
+            interleaved,
+        };
+        Allocation { memory, placement }
+    }
+
+    /// The node that is asked first. It may have no memory.
+    #[inline(always)]
+    fn intended(&self, policy: Policy, local: NodeId, page_index: u64) -> NodeId {
+        match policy {
             Policy::Local => local,
-            Policy::Bind(node) => node,
+            Policy::Bind(node) | Policy::Preferred(node) => node,
             Policy::Interleave => match self.with_memory.len() as u64 {
                 0 => local,
                 nodes => self.with_memory[(page_index % nodes) as usize],
             },
-        };
+        }
+    }
+
+    /// The node that is asked first, and those that may be asked, the nearest first; nodes without memory left out.
+    fn allowed(&self, policy: Policy, local: NodeId, page_index: u64) -> (NodeId, &[NodeId]) {
+        let first = self.intended(policy, local, page_index);
         let by_distance = self.nodes.get(first.index()).map_or(&[][..], |node| &node.order);
         let allowed = match policy {
             Policy::Bind(node) => by_distance
                 .get(..1)
                 .filter(|first| first[0] == node)
                 .unwrap_or(&[]),
-            Policy::Local | Policy::Interleave => by_distance,
+            Policy::Local | Policy::Preferred(_) | Policy::Interleave => by_distance,
         };
         (first, allowed)
     }
@@ -235,8 +532,9 @@ impl<M: Machine> FrameAllocator<M> {
     ///
     /// # Panics
     /// If this frame was not handed out with this size, or was given back since.
+    #[inline]
     pub fn free<S: FrameSize>(&self, frame: Frame<S>) {
-        self.free_block(frame.into());
+        self.give_back(frame.into());
     }
 
     /// Gives a block back to its node.
@@ -244,19 +542,162 @@ impl<M: Machine> FrameAllocator<M> {
     /// # Panics
     /// If this block was not handed out with this order, or was given back since.
     pub fn free_block(&self, block: Block) {
-        let Some(node) = self.node_of(block.start()) else {
-            panic!("freed {block}, which is no memory of the frame allocator");
+        self.give_back(block);
+    }
+
+    #[inline]
+    fn give_back(&self, block: Block) {
+        #[cfg(feature = "simulation")]
+        crate::simulation::frames(block.range(), crate::simulation::FrameEvent::Freed);
+        if let Some(kind) = Kind::of(block.order())
+            && let Some(place) = self.directory.find_fast(block.start())
+            && place.is_valid(block)
+            && let Some(cache) = self.own_cache()
+            && cache.node == place.node
+            && let Some(()) = cache.stacks.try_with(|stacks| {
+                if !stacks.is_between(kind) {
+                    return None;
+                }
+                place.metadata.give_back(kind.order()).ok()?;
+                stacks.push(kind, CachedFrame::new(block.start(), place.metadata));
+                Some(())
+            })
+        {
+            return;
+        }
+        self.give_back_slowly(block);
+    }
+
+    /// Gives a block back where the running CPU's cache does not take it at once.
+    #[inline(never)]
+    fn give_back_slowly(&self, block: Block) {
+        let place = match self.directory.find(block.start()) {
+            Some(place) if place.is_valid(block) && place.metadata.give_back(block.order()).is_ok() => place,
+            _ => self.misuse("freed", block),
         };
-        self.nodes[node.index()].buddy.free(block);
+        if let Some(kind) = Kind::of(block.order())
+            && let Some(cache) = self.own_cache()
+            && cache.node == place.node
+            && cache.stacks.with(&self.machine, |stacks| {
+                let ready = self.make_room(cache.node, stacks, kind);
+                if ready {
+                    stacks.push(kind, CachedFrame::new(block.start(), place.metadata));
+                }
+                ready
+            })
+        {
+            return;
+        }
+        let buddy = &self.nodes[place.node.index()].buddy;
+        buddy.free(&self.machine, core::iter::once(block));
+    }
+
+    /// Prepares a cache, which may be full or empty, for another frame; `false` if it never holds any.
+    fn make_room(&self, node: NodeId, stacks: &mut Stacks, kind: Kind) -> bool {
+        if stacks.capacity(kind) == 0 {
+            return false;
+        }
+        let node = &self.nodes[node.index()];
+        node.note_cached();
+        if !stacks.has_room(kind) {
+            self.empty(node, stacks, kind, stacks.capacity(kind) / 2);
+        }
+        true
+    }
+
+    /// Gives `count` frames of a cache to its node.
+    fn empty(&self, node: &Node, stacks: &mut Stacks, kind: Kind, count: u32) {
+        stacks.take_oldest(kind, count, |frames| {
+            let blocks = frames.iter().map(|frame| frame.block(kind));
+            node.buddy.free(&self.machine, blocks);
+        });
+    }
+
+    /// Gives the frames in all CPUs' caches back to their nodes.
+    pub fn drain(&self) {
+        for node in &self.nodes {
+            self.drain_node(node);
+        }
+    }
+
+    /// Empties the caches of a node's CPUs.
+    fn drain_node(&self, node: &Node) {
+        let (may_be_cached, drains) = (&node.may_be_cached, &node.drains);
+        // While another CPU is emptying them, what they hold is noted nowhere.
+        if may_be_cached.load(Ordering::Acquire) == 0 && drains.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        drains.fetch_add(1, Ordering::AcqRel);
+        // What is put into a cache after it was emptied here is noted after this, as both happen under the cache's lock.
+        may_be_cached.swap(0, Ordering::AcqRel);
+        for cache in &node.caches {
+            cache.get().stacks.with(&self.machine, |stacks| {
+                for kind in Kind::ALL {
+                    self.empty(node, stacks, kind, stacks.count(kind));
+                }
+            });
+        }
+        drains.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Divides a block that was handed out into blocks of the order `into`, which are handed out then and are given back one by one.
+    ///
+    /// # Panics
+    /// If the block was not handed out with its order, or was given back since, or `into` is a larger order.
+    pub fn split(&self, block: Block, into: Order) {
+        assert!(into <= block.order(), "{block} can not be divided into {into}");
+        match self.directory.find(block.start()) {
+            Some(place)
+                if place.is_valid(block) && place.metadata.state() == State::Allocated(block.order()) =>
+            {
+                let buddy = &self.nodes[place.node.index()].buddy;
+                buddy.split(&self.directory, block, into);
+            }
+            _ => self.misuse("divided", block),
+        }
+    }
+
+    /// What is wrong with a block that is not one that was handed out.
+    #[cold]
+    fn misuse(&self, done: &str, block: Block) -> ! {
+        let Some(place) = self.directory.find(block.start()) else {
+            panic!("{done} {block}, which is no memory of the frame allocator");
+        };
+        // The state is known if the frame can be the first of any block.
+        let known = Order::all()
+            .filter_map(|order| Block::new(block.start(), order))
+            .any(|block| place.is_valid(block));
+        match place.metadata.state() {
+            State::Free(as_part_of) if known => {
+                panic!("{done} {block} twice: it is free, in a block of {as_part_of}")
+            }
+            State::Cached(order) if known => {
+                panic!("{done} {block} twice: it is free, in a CPU's cache, as {order}")
+            }
+            State::Allocated(other) if known => panic!("{done} {block}, which was handed out as {other}"),
+            State::Table if known => panic!("{done} {block}, which is a page table"),
+            _ => panic!("{done} {block} twice, or it is a part of another block"),
+        }
     }
 
     /// The node that the frame at `address` was or would be handed out from, or `None` if the allocator has no such
     /// frame.
+    #[inline]
     #[must_use]
     pub fn node_of(&self, address: PhysAddr) -> Option<NodeId> {
-        let below = self.ranges.partition_point(|(range, _)| range.start <= address);
-        let (range, node) = self.ranges[..below].last()?;
-        range.contains(address).then_some(*node)
+        self.directory.find(address).map(|place| place.node)
+    }
+
+    /// The metadata of a frame that was handed out.
+    ///
+    /// # Panics
+    /// If `frame` is no memory of the allocator's.
+    #[inline(always)]
+    pub(crate) fn metadata(&self, frame: PhysAddr) -> &FrameMetadata {
+        match self.directory.find(frame) {
+            Some(Place { metadata, .. }) => metadata,
+            None => panic!("there is no frame at {frame}"),
+        }
     }
 
     /// The number of nodes, those without memory included.
@@ -265,19 +706,51 @@ impl<M: Machine> FrameAllocator<M> {
         self.nodes.len()
     }
 
-    /// What the allocator holds of a node, or `None` if there is no such node.
+    /// What the allocator holds of a node, or `None` if there is no such node. Exact when nobody allocates or frees meanwhile.
     #[must_use]
     pub fn stats(&self, node: NodeId) -> Option<NodeStats> {
-        let Node {
-            buddy, total_bytes, ..
-        } = self.nodes.get(node.index())?;
-        let metadata_bytes = buddy.metadata_range().map_or(0, |range| range.bytes());
+        let node = self.nodes.get(node.index())?;
+        let mut free_blocks = node.buddy.free_blocks(&self.machine);
+        let mut cached_bytes = 0;
+        for cache in &node.caches {
+            let cache = cache.get();
+            let counts = cache
+                .stacks
+                .with(&self.machine, |stacks| Kind::ALL.map(|kind| stacks.count(kind)));
+            for (kind, count) in Kind::ALL.into_iter().zip(counts) {
+                free_blocks[kind.order().index()] += u64::from(count);
+                cached_bytes += u64::from(count) * kind.order().bytes();
+            }
+        }
         Some(NodeStats {
-            total_bytes: *total_bytes,
-            metadata_bytes,
-            free_blocks: buddy.free_blocks(),
+            total_bytes: node.total_bytes,
+            metadata_bytes: node.metadata_bytes,
+            free_blocks,
+            cached_bytes,
+            kept_bytes: node.kept_bytes(),
         })
     }
+}
+
+impl Node {
+    const fn kept_bytes(&self) -> u64 {
+        self.kept_frames << BASE_SHIFT
+    }
+
+    /// Notes that a cache of this node may hold something from now on. Under that cache's lock.
+    fn note_cached(&self) {
+        if self.may_be_cached.load(Ordering::Relaxed) == 0 {
+            self.may_be_cached.store(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// From the first to the last address of all sections.
+fn span(sections: &[Vec<PhysRange>]) -> PhysRange {
+    let all = || sections.iter().flatten();
+    let start = all().map(|section| section.start).min();
+    let end = all().map(|section| section.end).max();
+    PhysRange::new(start.unwrap_or_default(), end.unwrap_or_default())
 }
 
 /// Whether the description of the nodes can be right.
@@ -300,32 +773,5 @@ fn check(nodes: &[NodeMemory], sections: &[Vec<PhysRange>]) -> Result<(), BuildE
     match all.windows(2).find(|pair| pair[0].end > pair[1].start) {
         Some(pair) => Err(BuildError::Overlap(pair[0], pair[1])),
         None => Ok(()),
-    }
-}
-
-/// Frames for page tables from a node, or from those nearest to it when it has none, counted through a function.
-pub struct LocalTables<'a, M, F> {
-    frames: &'a FrameAllocator<M>,
-    node: NodeId,
-    count: F,
-}
-
-impl<'a, M: Machine, F: FnMut(Placement)> LocalTables<'a, M, F> {
-    /// Frames from `node`; `count` is called for each.
-    pub const fn new(frames: &'a FrameAllocator<M>, node: NodeId, count: F) -> Self {
-        Self { frames, node, count }
-    }
-}
-
-// SAFETY: the allocator hands a frame out once until it is given back, and its frames are memory by its own contract.
-unsafe impl<M: Machine, F: FnMut(Placement)> TableFrames for LocalTables<'_, M, F> {
-    fn allocate(&mut self) -> Option<Frame<Size4KiB>> {
-        let Allocation { memory, placement } = self.frames.allocate(Policy::Local, self.node, 0).ok()?;
-        (self.count)(placement);
-        Some(memory)
-    }
-
-    fn free(&mut self, frame: Frame<Size4KiB>) {
-        self.frames.free(frame);
     }
 }

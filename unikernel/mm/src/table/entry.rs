@@ -1,10 +1,10 @@
 //! Entries of page tables (Intel SDM volume 3, 4.5.4 and tables 4-14 to 4-20).
 
-use core::sync::atomic::{AtomicU64, Ordering};
-
 use homenode_topology::PhysAddr;
 
 use super::level::Level;
+use crate::atomic::{AtomicU64, Ordering};
+use crate::attributes::{AttributesId, Protection};
 use crate::size::PageSize;
 
 bitflags::bitflags! {
@@ -30,10 +30,6 @@ bitflags::bitflags! {
         const HUGE = 1 << 7;
         /// The translation survives a load of CR3.
         const GLOBAL = 1 << 8;
-        /// Software: the page was mapped writable, whatever [`WRITABLE`](Self::WRITABLE) says now.
-        const ORIGINALLY_WRITABLE = 1 << 9;
-        /// Software: the entry's kind. Set for a hint, whose next access is to fault; clear for a plain entry.
-        const HINT = 1 << 10;
         /// Instructions are not fetched from the page.
         const NO_EXECUTE = 1 << 63;
 
@@ -43,45 +39,37 @@ bitflags::bitflags! {
 }
 
 impl Flags {
-    /// The bits that the page table sets itself and that [`map`](super::PageTable::map) does not take.
-    pub(super) const OWN: Self = Self::HUGE.union(Self::ORIGINALLY_WRITABLE).union(Self::HINT);
-
     /// The bits that are an address: 12 to 51.
-    pub(super) const ADDRESS: Self = Self::from_bits_retain(0x000f_ffff_ffff_f000);
+    pub(crate) const ADDRESS: Self = Self::from_bits_retain(0x000f_ffff_ffff_f000);
 }
 
 /// The value of an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct EntryValue(u64);
+pub(crate) struct EntryValue(u64);
 
 impl EntryValue {
-    pub(super) const EMPTY: Self = Self(0);
+    pub(crate) const EMPTY: Self = Self(0);
 
     /// An entry that names the table at `table`. It allows everything: the leaf below decides.
-    pub(super) const fn table(table: PhysAddr) -> Self {
+    pub(crate) const fn table(table: PhysAddr) -> Self {
         Self(table.0 | Flags::PRESENT.union(Flags::WRITABLE).union(Flags::USER).bits())
     }
 
     /// An entry that maps a page of this size.
-    pub(super) const fn leaf(frame: PhysAddr, size: PageSize, flags: Flags) -> Self {
+    pub(crate) const fn leaf(frame: PhysAddr, size: PageSize, flags: Flags) -> Self {
         let huge = match size {
             PageSize::Size4KiB => Flags::empty(),
             PageSize::Size2MiB | PageSize::Size1GiB => Flags::HUGE,
         };
-        let original = if flags.contains(Flags::WRITABLE) {
-            Flags::ORIGINALLY_WRITABLE
-        } else {
-            Flags::empty()
-        };
-        Self(frame.0 | flags.union(Flags::PRESENT).union(huge).union(original).bits())
+        Self(frame.0 | flags.union(Flags::PRESENT).union(huge).bits())
     }
 
-    pub(super) const fn is_present(self) -> bool {
+    pub(crate) const fn is_present(self) -> bool {
         self.0 & Flags::PRESENT.bits() != 0
     }
 
     /// Whether this, in a table of that level, maps a page.
-    pub(super) const fn is_leaf(self, level: Level) -> bool {
+    pub(crate) const fn is_leaf(self, level: Level) -> bool {
         let huge = self.0 & Flags::HUGE.bits() != 0;
         self.is_present()
             && match level {
@@ -92,34 +80,94 @@ impl EntryValue {
     }
 
     /// The frame that a leaf of this size maps.
-    pub(super) const fn frame(self, size: PageSize) -> PhysAddr {
+    pub(crate) const fn frame(self, size: PageSize) -> PhysAddr {
         // Bit 12 of a huge leaf is part of the memory type, so what is below the page's size is cut off.
         PhysAddr(self.0 & Flags::ADDRESS.bits()).align_down(size.bytes())
     }
 
     /// The table that an entry names.
-    pub(super) const fn next_table(self) -> PhysAddr {
+    pub(crate) const fn next_table(self) -> PhysAddr {
         PhysAddr(self.0 & Flags::ADDRESS.bits())
     }
 
+    /// Whether this, in a table of that level, names the next table.
+    #[inline]
+    pub(crate) const fn is_table(self, level: Level) -> bool {
+        // In the root the second bit is never set.
+        let (present, huge) = (Flags::PRESENT.bits(), Flags::HUGE.bits());
+        !matches!(level, Level::Pt) && self.0 & (present | huge) == present
+    }
+
     /// Everything but the address.
-    pub(super) const fn flags(self) -> Flags {
+    pub(crate) const fn flags(self) -> Flags {
         Flags::from_bits_retain(self.0 & !Flags::ADDRESS.bits())
+    }
+}
+
+/// Software: where the number of a range's attributes stands. CPUs ignore these bits (protection keys are off).
+const ATTRIBUTES_SHIFT: u32 = 52;
+/// Software, in an entry that is not present: a CPU works on the page, and will set the entry.
+const BUSY: u64 = 1 << 1;
+/// Software, in an entry that is not present: it holds a frame all the same, which nobody may access now.
+const NO_ACCESS: u64 = 1 << 11;
+
+/// Entries over program memory, which say what a range is as well as where its pages are.
+impl EntryValue {
+    /// A range that is reserved and has no page.
+    pub(crate) const fn reserved(attributes: AttributesId) -> Self {
+        Self(attributes.as_u64() << ATTRIBUTES_SHIFT)
+    }
+
+    /// A range on which a CPU works; nobody else may change the entry.
+    pub(crate) const fn busy(attributes: AttributesId) -> Self {
+        Self(Self::reserved(attributes).0 | BUSY)
+    }
+
+    /// A page of a reserved range, accessed and, if it can be written to, dirty: whoever asks is about to use it, and the CPU need not
+    /// write to the entry once more.
+    pub(crate) const fn page(
+        frame: PhysAddr,
+        size: PageSize,
+        protection: Protection,
+        attributes: AttributesId,
+    ) -> Self {
+        let data = Flags::NO_EXECUTE.union(Flags::ACCESSED);
+        let leaf = match protection {
+            Protection::ReadWrite => Self::leaf(frame, size, data.union(Flags::WRITABLE).union(Flags::DIRTY)),
+            Protection::Read => Self::leaf(frame, size, data),
+            Protection::None => Self(Self::leaf(frame, size, data).0 & !Flags::PRESENT.bits() | NO_ACCESS),
+        };
+        Self(leaf.0 | Self::reserved(attributes).0)
+    }
+
+    /// The number of the range's attributes.
+    pub(crate) const fn attributes(self) -> AttributesId {
+        AttributesId::from_bits(self.0 >> ATTRIBUTES_SHIFT)
+    }
+
+    /// Whether a CPU works on the page.
+    pub(crate) const fn is_busy(self) -> bool {
+        self.0 & (Flags::PRESENT.bits() | BUSY | NO_ACCESS) == BUSY
+    }
+
+    /// Whether the entry, in a table of that level, holds a page's frame, be it accessible now or not.
+    pub(crate) const fn holds_page(self, level: Level) -> bool {
+        self.is_leaf(level) || !self.is_present() && self.0 & NO_ACCESS != 0
     }
 }
 
 /// An entry in a table. The CPU reads it at any time and sets its accessed and dirty bits.
 #[repr(transparent)]
-pub(super) struct Entry(AtomicU64);
+pub(crate) struct Entry(AtomicU64);
 
 impl Entry {
-    pub(super) fn load(&self) -> EntryValue {
+    pub(crate) fn load(&self) -> EntryValue {
         // Acquire: a table that this names has been zeroed before it was named.
         EntryValue(self.0.load(Ordering::Acquire))
     }
 
     /// Sets the entry if it is empty; else says what is there.
-    pub(super) fn set_if_empty(&self, value: EntryValue) -> Result<(), EntryValue> {
+    pub(crate) fn set_if_empty(&self, value: EntryValue) -> Result<(), EntryValue> {
         // Release: a new table's zeroes are seen by whoever sees its address. Acquire: so are a winner's by the loser.
         match self
             .0
@@ -131,7 +179,7 @@ impl Entry {
     }
 
     /// Empties the entry if it is still `value`, but for the bits that the CPU sets; says what was in it, or else what is.
-    pub(super) fn clear(&self, value: EntryValue) -> Result<EntryValue, EntryValue> {
+    pub(crate) fn clear(&self, value: EntryValue) -> Result<EntryValue, EntryValue> {
         let by_cpu = Flags::ACCESSED.union(Flags::DIRTY).bits();
         let mut expected = value.0;
         loop {
@@ -145,14 +193,31 @@ impl Entry {
             }
         }
     }
+
+    /// Sets the entry. Only whoever holds the table's lock or has made the entry busy may do so.
+    pub(crate) fn store(&self, value: EntryValue) {
+        // Release: what the entry leads to has been filled.
+        self.0.store(value.0, Ordering::Release);
+    }
+
+    /// Sets the entry, and says what was in it, with the bits that the CPU has set until now.
+    pub(crate) fn replace(&self, value: EntryValue) -> EntryValue {
+        EntryValue(self.0.swap(value.0, Ordering::AcqRel))
+    }
+
+    /// Watches the entry, in one of loom's models.
+    #[cfg(loom)]
+    pub(crate) fn watch(&self) {
+        self.0.watch();
+    }
 }
 
 /// A table: 512 entries, which fill a 4 KiB frame.
-pub(super) type Table = [Entry; 512];
+pub(crate) type Table = [Entry; 512];
 
 const _: () = assert!(size_of::<Table>() as u64 == PageSize::Size4KiB.bytes());
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     extern crate std;
 
@@ -209,6 +274,17 @@ mod tests {
         assert!(entry.clear(leaf(0x6000)) == Err(leaf(0x5000)));
         assert!(entry.set_if_empty(leaf(0x7000)) == Err(leaf(0x5000)));
         assert!(entry.load() == leaf(0x5000));
+    }
+
+    /// Also what a divided page becomes: marks that the CPU has set in the one entry are lost otherwise.
+    #[test]
+    fn a_page_is_marked_as_used_from_the_start() {
+        let page = |protection| {
+            EntryValue::page(PhysAddr(0x5000), PageSize::Size4KiB, protection, AttributesId::NONE).flags()
+        };
+        let (used, written) = (Flags::ACCESSED, Flags::ACCESSED | Flags::DIRTY);
+        assert!(page(Protection::ReadWrite).contains(written));
+        assert!(page(Protection::Read).contains(used) && !page(Protection::Read).contains(Flags::WRITABLE));
     }
 
     #[test]

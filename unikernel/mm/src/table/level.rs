@@ -5,7 +5,7 @@ use crate::size::PageSize;
 
 /// A table's level, by the names of Intel SDM volume 3, 4.5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Level {
+pub(crate) enum Level {
     /// Page table: each entry maps 4 KiB.
     Pt,
     /// Page directory: each entry covers 2 MiB.
@@ -17,22 +17,30 @@ pub(super) enum Level {
 }
 
 impl Level {
+    /// The entries of a table.
+    pub(crate) const ENTRIES: u64 = 512;
+
     const fn shift(self) -> u32 {
         12 + 9 * self as u32
     }
 
     /// The bytes that one entry of a table of this level covers.
-    pub(super) const fn entry_bytes(self) -> u64 {
+    pub(crate) const fn entry_bytes(self) -> u64 {
         1 << self.shift()
     }
 
+    /// The bytes that a table of this level covers.
+    pub(crate) const fn table_bytes(self) -> u64 {
+        self.entry_bytes() * Self::ENTRIES
+    }
+
     /// The index of the entry that covers `address` in a table of this level: 0 to 511.
-    pub(super) const fn index(self, address: VirtAddr) -> usize {
+    pub(crate) const fn index(self, address: VirtAddr) -> usize {
         (address.as_u64() >> self.shift()) as usize & 511
     }
 
     /// The level below, or `None` below a page table.
-    pub(super) const fn below(self) -> Option<Self> {
+    pub(crate) const fn below(self) -> Option<Self> {
         match self {
             Self::Pml4 => Some(Self::Pdpt),
             Self::Pdpt => Some(Self::Pd),
@@ -41,8 +49,18 @@ impl Level {
         }
     }
 
+    /// The level above, or `None` above the root.
+    pub(crate) const fn above(self) -> Option<Self> {
+        match self {
+            Self::Pml4 => None,
+            Self::Pdpt => Some(Self::Pml4),
+            Self::Pd => Some(Self::Pdpt),
+            Self::Pt => Some(Self::Pd),
+        }
+    }
+
     /// The level whose entries map pages of this size.
-    pub(super) const fn of(size: PageSize) -> Self {
+    pub(crate) const fn of(size: PageSize) -> Self {
         match size {
             PageSize::Size4KiB => Self::Pt,
             PageSize::Size2MiB => Self::Pd,
@@ -51,7 +69,7 @@ impl Level {
     }
 
     /// The size of the pages that entries of this level map, or `None` at the root.
-    pub(super) const fn page_size(self) -> Option<PageSize> {
+    pub(crate) const fn page_size(self) -> Option<PageSize> {
         match self {
             Self::Pt => Some(PageSize::Size4KiB),
             Self::Pd => Some(PageSize::Size2MiB),

@@ -5,9 +5,9 @@
 //! is until the whole page table is given up: unmapping leaves empty tables behind, and a range that once was mapped by
 //! small pages can not be mapped by larger ones.
 
-mod entry;
+pub(crate) mod entry;
 mod error;
-mod level;
+pub(crate) mod level;
 
 use core::fmt;
 
@@ -393,7 +393,7 @@ fn set_leaf(
 
 /// Whether a caller may ask for these flags.
 fn check_flags(flags: Flags) -> Result<(), MapError> {
-    if flags.intersects(Flags::OWN.union(Flags::ADDRESS)) {
+    if flags.intersects(Flags::HUGE.union(Flags::ADDRESS)) {
         Err(MapError::NotAllowed(flags))
     } else {
         Ok(())

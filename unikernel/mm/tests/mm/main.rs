@@ -2,5 +2,7 @@
 
 mod addr;
 mod frames;
+mod heap;
 mod machine;
+mod ranges;
 mod table;

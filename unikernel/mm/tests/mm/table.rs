@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use homenode_mm::{
     Flags, Frame, FrameAllocator, LocalTables, Machine, MapError, Mapping, PageSize, PageTable, Policy,
-    Size4KiB, TableFrames, UnmapError, VirtAddr, VirtRange,
+    Purpose, Size4KiB, TableFrames, UnmapError, VirtAddr, VirtRange,
 };
 use homenode_topology::{NodeId, PhysAddr, PhysRange};
 use proptest::prelude::*;
@@ -40,15 +40,14 @@ struct Rubbish<'a>(&'a FrameAllocator<&'a FakeMachine>);
 // SAFETY: the frames come from `LocalTables`, and what is in them does not matter.
 unsafe impl TableFrames for Rubbish<'_> {
     fn allocate(&mut self) -> Option<Frame<Size4KiB>> {
-        let frame =
-            LocalTables::new(self.0, NodeId(0), |placement| assert!(!placement.interleaved)).allocate()?;
+        let frame = LocalTables::new(self.0, NodeId(0)).allocate()?;
         // SAFETY: the frame has just been handed out.
         unsafe { self.0.machine().memory(frame.range()).write_bytes(0xa5, 4096) };
         Some(frame)
     }
 
     fn free(&mut self, frame: Frame<Size4KiB>) {
-        LocalTables::new(self.0, NodeId(0), |_| ()).free(frame);
+        LocalTables::new(self.0, NodeId(0)).free(frame);
     }
 }
 
@@ -106,7 +105,6 @@ impl Model {
         }
         let mut all = flags | Flags::PRESENT;
         all.set(Flags::HUGE, size > PageSize::Size4KiB);
-        all.set(Flags::ORIGINALLY_WRITABLE, flags.contains(Flags::WRITABLE));
         self.pages.insert(
             page,
             Mapping {
@@ -312,7 +310,7 @@ fn one_of_the_threads_that_populate_a_page_wins() {
             barrier.wait();
             for &page in &pages {
                 let frame = frames
-                    .allocate::<Size4KiB>(Policy::Local, NodeId(0), 0)
+                    .allocate::<Size4KiB>(Policy::Local, NodeId(0), 0, Purpose::Kernel)
                     .unwrap()
                     .memory;
                 match table.map(
@@ -524,12 +522,7 @@ fn what_can_not_be_mapped_is_refused_by_name() {
         misaligned(0, 4 * KIB, large)
     );
     assert_eq!(map(0, 1, small, Flags::empty()), misaligned(0, 1, small));
-    for own in [
-        Flags::HUGE,
-        Flags::HINT,
-        Flags::ORIGINALLY_WRITABLE,
-        Flags::from_bits_retain(1 << 20),
-    ] {
+    for own in [Flags::HUGE, Flags::from_bits_retain(1 << 20)] {
         assert_eq!(map(0, 0, small, own), Err(MapError::NotAllowed(own)));
     }
     for frame in [1 << 52, u64::MAX - 4 * KIB + 1] {

@@ -16,7 +16,8 @@ use homenode_topology::{
 use super::housekeeping::{self, Keeper};
 use super::traps::vector;
 use super::{
-    apic, clock, cpu, crash, logger, memory, net, percpu, power, program, rtc, sched, serial, smp, sys,
+    apic, clock, cpu, crash, heap, logger, memory, net, percpu, power, program, program_memory, rtc, sched, serial,
+    smp, sys,
 };
 use crate::cmdline::{self, CommandLine};
 use crate::firmware::Tables;
@@ -105,6 +106,8 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
     log::info!("topology: {topology}");
     // SAFETY: called once, with the early frames.
     unsafe { memory::init_frames(topology, &usable, early) }.or_stop();
+    heap::init().or_stop();
+    program_memory::init(topology.cpus().len(), command_line.page_table_locks);
 
     let local_apic = apic::init().or_stop();
     local_apic.init_this_cpu(apic::Vectors {

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use alloc::boxed::Box;
 use arrayvec::ArrayVec;
 use homenode_metrics::NetworkStatus;
-use homenode_mm::{Block, Machine, Order, Policy};
+use homenode_mm::{Block, Machine, Order};
 use homenode_topology::PhysAddr;
 use log::error;
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
@@ -52,13 +52,12 @@ unsafe impl Hal for Kernel {
     fn dma_alloc(pages: usize, _: BufferDirection) -> (u64, NonNull<u8>) {
         let order = Order::all().find(|order| order.bytes() >= (pages * PAGE_SIZE) as u64);
         let node = memory::local_node();
-        let allocation = order.map(|order| memory::frames().allocate_block(order, Policy::Local, node, 0));
+        let block = order.map(|order| memory::allocate_block(node, order));
         // The driver takes address 0 for a refusal.
-        let Some(Ok(allocation)) = allocation else {
+        let Some(Ok(block)) = block else {
             return (0, NonNull::dangling());
         };
-        memory::count(allocation.placement);
-        let range = allocation.memory.range();
+        let range = block.range();
         // SAFETY: the block has just been allocated.
         unsafe { DirectMap.zero(range) };
         (range.start.0, DirectMap.memory(range))

@@ -1,0 +1,124 @@
+//! Pages of one table that are held busy while they are changed.
+
+use super::{AddressSpace, Found};
+use crate::addr::{VirtAddr, VirtRange};
+use crate::attributes::AttributesId;
+use crate::machine::Machine;
+use crate::table::entry::{Entry, EntryValue, Table};
+use crate::table::level::Level;
+
+/// The entries of one table that this has made busy, with what was in them. Each must be set before this goes.
+pub(super) struct Held<'s> {
+    table: &'s Table,
+    level: Level,
+    first_page: VirtAddr,
+    /// Which entries are held.
+    indices: [u64; 8],
+    /// What was in the entries that are held.
+    values: [EntryValue; Level::ENTRIES as usize],
+}
+
+/// A page that is held.
+pub(super) struct HeldPage<'s> {
+    /// The page's first address.
+    pub(super) page: VirtAddr,
+    /// The level of its table.
+    pub(super) level: Level,
+    /// The entry, which is busy.
+    pub(super) entry: &'s Entry,
+    /// What was in the entry: a page.
+    pub(super) value: EntryValue,
+}
+
+impl HeldPage<'_> {
+    /// The number of the range's attributes.
+    pub(super) fn id(&self) -> AttributesId {
+        self.value.attributes()
+    }
+}
+
+/// How an attempt to hold pages ended.
+pub(super) enum Hold<'s> {
+    /// The pages of one table, and where to go on.
+    Pages(Held<'s>, Option<VirtAddr>),
+    /// Nothing there is a page; where to go on.
+    Nothing(Option<VirtAddr>),
+    /// The page at the address is only partly in the range, and has to be divided first.
+    Larger(Level, EntryValue),
+    /// Another CPU works on a page.
+    Wait,
+    /// Something changed meanwhile.
+    Again,
+}
+
+impl<M: Machine> AddressSpace<'_, M> {
+    /// Makes all pages busy that lie in `range`, from `address` on, in the lowest table over `address`, up to the first
+    /// entry that is a table.
+    pub(super) fn hold(&self, address: VirtAddr, range: VirtRange) -> Hold<'_> {
+        let _walk = self.tlb.begin_walk(self.machine());
+        let Some(Found {
+            table,
+            level,
+            value,
+            entry,
+        }) = self.descend(address)
+        else {
+            return Hold::Nothing(None);
+        };
+        if value.is_busy() {
+            return Hold::Wait;
+        }
+        if !value.holds_page(level) {
+            return Hold::Nothing(super::next_entry(address, level));
+        }
+        if !range.contains_aligned(address, level.entry_bytes()) {
+            return Hold::Larger(level, value);
+        }
+        let Some(locked) = self.lock(table) else {
+            return Hold::Again;
+        };
+        if !entry.load().holds_page(level) {
+            return Hold::Again;
+        }
+        let mut held = Held {
+            table: self.table(table),
+            level,
+            first_page: address.align_down(level.table_bytes()),
+            indices: [0; 8],
+            values: [EntryValue::EMPTY; Level::ENTRIES as usize],
+        };
+        let mut next = Some(address.align_down(level.entry_bytes()));
+        for index in level.index(address)..held.values.len() {
+            let Some(at) = next.filter(|at| range.contains_aligned(*at, level.entry_bytes())) else {
+                break;
+            };
+            let value = locked.entry(index).load();
+            if value.is_table(level) || value.is_busy() {
+                // The next call waits for it, or goes down.
+                break;
+            }
+            if value.holds_page(level) {
+                held.values[index] = locked.replace(index, EntryValue::busy(value.attributes()));
+                held.indices[index / 64] |= 1 << (index % 64);
+            }
+            next = super::next_entry(at, level);
+        }
+        Hold::Pages(held, next)
+    }
+}
+
+impl<'s> Held<'s> {
+    /// The pages that are held, in order of address.
+    pub(super) fn pages(&self) -> impl Iterator<Item = HeldPage<'s>> {
+        let (table, level) = (self.table, self.level);
+        let is_held = |index: &usize| self.indices[index / 64] & 1 << (index % 64) != 0;
+        (0..self.values.len()).filter(is_held).map(move |index| HeldPage {
+            page: VirtAddr::new_truncated(
+                self.first_page.as_u64() + index as u64 * level.entry_bytes(),
+            ),
+            level,
+            entry: &table[index],
+            value: self.values[index],
+        })
+    }
+}

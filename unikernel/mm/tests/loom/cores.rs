@@ -1,0 +1,171 @@
+//! CPUs that are loom's threads, each with a TLB for one page.
+
+use std::alloc::{self, Layout};
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::{Mutex, OnceLock};
+
+use homenode_mm::{Event, Machine, NodeEvent, TlbEngine, VirtAddr, model};
+use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::thread::{self, JoinHandle};
+
+loom::thread_local! {
+    static CPU: Cell<u32> = Cell::new(0);
+}
+
+/// Memory from address 0 on, aligned so that its largest page is 2 MiB.
+pub(crate) const MEMORY: u64 = 16 << 20;
+
+/// A CPU. Only its own thread looks at its TLB, at moments when loom does not switch.
+struct Core {
+    interrupted: AtomicBool,
+    translation: Mutex<Option<PhysAddr>>,
+}
+
+/// A machine of a few CPUs.
+pub(crate) struct Cores {
+    memory: NonNull<u8>,
+    cores: Vec<Core>,
+    tlb: OnceLock<&'static TlbEngine>,
+    /// How many have done their work.
+    done: AtomicUsize,
+}
+
+// SAFETY: memory is reached through raw pointers only, by those who may.
+unsafe impl Send for Cores {}
+// SAFETY: as above.
+unsafe impl Sync for Cores {}
+
+fn layout() -> Layout {
+    Layout::from_size_align(MEMORY as usize, 2 << 20).unwrap()
+}
+
+impl Cores {
+    pub(crate) fn new(cpus: usize) -> Self {
+        // SAFETY: the layout has a size.
+        let memory = unsafe { alloc::alloc_zeroed(layout()) };
+        let core = || Core {
+            interrupted: AtomicBool::new(false),
+            translation: Mutex::default(),
+        };
+        Self {
+            memory: NonNull::new(memory).unwrap(),
+            cores: std::iter::repeat_with(core).take(cpus).collect(),
+            tlb: OnceLock::new(),
+            done: AtomicUsize::new(0),
+        }
+    }
+
+    /// What interrupts ask to catch up.
+    pub(crate) fn connect(&self, tlb: &'static TlbEngine) {
+        assert!(self.tlb.set(tlb).is_ok());
+    }
+
+    fn core(&self) -> &Core {
+        &self.cores[self.cpu().index()]
+    }
+
+    /// The running CPU's cached translation.
+    pub(crate) fn translation(&self) -> Option<PhysAddr> {
+        *self.core().translation.lock().unwrap()
+    }
+
+    /// What the running CPU's page walker has found.
+    pub(crate) fn cache(&self, translation: Option<PhysAddr>) {
+        *self.core().translation.lock().unwrap() = translation;
+    }
+
+    /// A moment at which interrupts arrive.
+    fn take_interrupts(&self) {
+        if self.core().interrupted.load(Ordering::Acquire) {
+            self.core().interrupted.swap(false, Ordering::Acquire);
+            self.tlb
+                .get()
+                .expect("interrupts come from the engine")
+                .catch_up(self);
+        }
+    }
+
+    /// Says that the running CPU has done its work, and goes on taking interrupts, as a CPU does that computes, until `cpus` CPUs have
+    /// said so.
+    pub(crate) fn compute_until_done(&self, cpus: usize) {
+        self.done.fetch_add(1, Ordering::AcqRel);
+        while self.done.load(Ordering::Acquire) < cpus {
+            self.relax();
+        }
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        // SAFETY: `new` has allocated it.
+        unsafe { alloc::dealloc(self.memory.as_ptr(), layout()) };
+    }
+}
+
+/// Runs `work` as this CPU.
+pub(crate) fn on_cpu<T: Send + 'static>(
+    cpu: u32,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    model::spawn(move || {
+        CPU.with(|this| this.set(cpu));
+        work()
+    })
+}
+
+/// Lends `value` to threads that all end before `work` does.
+pub(crate) fn lend<T: 'static, R>(value: T, work: impl FnOnce(&'static T) -> R) -> R {
+    let value = Box::into_raw(Box::new(value));
+    // SAFETY: a box has just been made of it, and is taken down only after the last use.
+    let result = work(unsafe { &*value });
+    // SAFETY: `work` and all who could have been given the reference have ended.
+    drop(unsafe { Box::from_raw(value) });
+    result
+}
+
+// SAFETY: memory lives as long as the value, each physical address is one of its bytes, and each thread that runs at the same time
+// has been given a number of its own.
+unsafe impl Machine for Cores {
+    fn memory(&self, range: PhysRange) -> NonNull<u8> {
+        assert!(!range.is_empty() && range.end.0 <= MEMORY, "{range}");
+        // SAFETY: in bounds, by the check above.
+        unsafe { self.memory.add(range.start.0 as usize) }
+    }
+
+    fn cpu(&self) -> CpuId {
+        CpuId(CPU.with(Cell::get))
+    }
+
+    fn node(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    fn invalidate_page(&self, _page: VirtAddr) {
+        self.cache(None);
+    }
+
+    fn invalidate_all(&self) {
+        self.cache(None);
+    }
+
+    fn interrupt(&self, cpu: CpuId) {
+        // An exchange, since loom does not order stores of threads that know nothing of each other.
+        self.cores[cpu.index()].interrupted.swap(true, Ordering::AcqRel);
+    }
+
+    fn relax(&self) {
+        self.take_interrupts();
+        thread::yield_now();
+    }
+
+    fn count(&self, event: Event, _n: u64) {
+        // Where a lock is taken, a walk goes on, and an interrupt there has to leave it in peace.
+        if event == Event::TableLock {
+            self.take_interrupts();
+        }
+    }
+
+    fn count_on(&self, _node: NodeId, _event: NodeEvent, _n: i64) {}
+}

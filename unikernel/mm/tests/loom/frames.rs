@@ -1,0 +1,81 @@
+//! The per-CPU frame caches: their CPUs take and give frames while others empty them.
+
+use homenode_mm::{Frame, FrameAllocator, NodeMemory, Policy, Purpose, Size4KiB, model};
+use homenode_topology::{NodeId, PhysAddr, PhysRange};
+
+use crate::cores::{Cores, MEMORY, lend, on_cpu};
+
+const NODE: NodeId = NodeId(0);
+
+/// All memory, on one node, for so many CPUs.
+pub(crate) fn allocator(cpus: usize) -> FrameAllocator<Cores> {
+    let memory = NodeMemory {
+        usable: vec![PhysRange::new(PhysAddr(0), PhysAddr(MEMORY))],
+        fallback: Vec::new(),
+    };
+    // SAFETY: the machine is new and its memory used by nothing else.
+    unsafe { FrameAllocator::new(Cores::new(cpus), vec![memory], &vec![NODE; cpus]) }.unwrap()
+}
+
+fn take(frames: &FrameAllocator<Cores>) -> Frame<Size4KiB> {
+    let allocation = frames.allocate(Policy::Local, NODE, 0, Purpose::Program);
+    allocation.expect("there is plenty").memory
+}
+
+fn free_bytes(frames: &FrameAllocator<Cores>) -> u64 {
+    frames.stats(NODE).unwrap().free_bytes()
+}
+
+/// Runs `model` on an allocator whose CPU 0 has frames in its cache, and checks that all frames are back at its end.
+fn check(preemptions: usize, cpus: usize, scenario: fn(&'static FrameAllocator<Cores>)) {
+    model::check(preemptions, move || {
+        lend(allocator(cpus), |frames| {
+            let free = free_bytes(frames);
+            frames.free(take(frames));
+            frames.watch_caches();
+            scenario(frames);
+            assert_eq!(free_bytes(frames), free);
+            frames.drain();
+            assert_eq!(frames.stats(NODE).unwrap().cached_bytes, 0);
+            assert_eq!(free_bytes(frames), free);
+        });
+    });
+}
+
+#[test]
+fn a_cache_is_emptied_while_its_cpu_uses_it() {
+    check(2, 2, |frames| {
+        let other = on_cpu(1, || frames.drain());
+        let (first, second) = (take(frames), take(frames));
+        assert_ne!(first, second);
+        frames.free(first);
+        frames.free(second);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn no_frame_is_handed_out_twice() {
+    check(1, 3, |frames| {
+        let taking = on_cpu(1, || take(frames));
+        let draining = on_cpu(2, || frames.drain());
+        let mine = take(frames);
+        let other = taking.join().unwrap();
+        draining.join().unwrap();
+        assert_ne!(mine, other);
+        // Each is given back by the other CPU, as it were.
+        frames.free(other);
+        frames.free(mine);
+    });
+}
+
+/// What is put into a cache behind the back of one who empties it is noted, so that the next one finds it.
+#[test]
+fn nothing_stays_in_a_cache_that_is_thought_empty() {
+    check(2, 2, |frames| {
+        let frame = take(frames);
+        let other = on_cpu(1, || frames.drain());
+        frames.free(frame);
+        other.join().unwrap();
+    });
+}
