@@ -1,6 +1,7 @@
-//! A phase with the interrupts that its kernel took meanwhile, which no counter outside of the machine sees.
+//! A phase with the interrupts and the locks of page tables that its kernel took meanwhile, which no counter outside of the machine
+//! sees.
 
-use homenode::metrics::{Interrupts, interrupts};
+use homenode::metrics::{Interrupts, TableLocks, interrupts, table_locks};
 use homenode::phase::Phase;
 use homenode::println;
 
@@ -11,6 +12,7 @@ use crate::team::cpus;
 pub(crate) struct Meter<const NUMBER: u8> {
     phase: Phase<NUMBER>,
     before: Option<Interrupts>,
+    locks_before: Option<TableLocks>,
 }
 
 /// A phase that has ended.
@@ -18,14 +20,19 @@ pub(crate) struct Meter<const NUMBER: u8> {
 pub(crate) struct Measured<const NUMBER: u8> {
     phase: Phase<NUMBER>,
     interrupts: Option<Interrupts>,
+    locks: Option<TableLocks>,
 }
 
 impl<const NUMBER: u8> Meter<NUMBER> {
     /// Begins `phase`.
     pub(crate) fn begin(phase: Phase<NUMBER>) -> Self {
-        let before = interrupts();
+        let (before, locks_before) = (interrupts(), table_locks());
         phase.begin();
-        Self { phase, before }
+        Self {
+            phase,
+            before,
+            locks_before,
+        }
     }
 
     /// Ends the phase.
@@ -36,19 +43,31 @@ impl<const NUMBER: u8> Meter<NUMBER> {
             wake: after.wake - before.wake,
             flush: after.flush - before.flush,
         });
+        let locks = self
+            .locks_before
+            .zip(table_locks())
+            .map(|(before, after)| TableLocks {
+                taken: after.taken - before.taken,
+                contended: after.contended - before.contended,
+            });
         Measured {
             phase: self.phase,
             interrupts,
+            locks,
         }
     }
 }
 
 impl<const NUMBER: u8> Measured<NUMBER> {
-    /// Prints what the phase was: it did `operations`, by `threads` threads. And `interrupts NN timer=A wake=B flush=C`.
+    /// Prints what the phase was: it did `operations`, by `threads` threads. And what its kernel counted:
+    /// `interrupts NN timer=A wake=B flush=C`, and `counters NN table_locks=A table_locks_contended=B` where there are such locks.
     pub(crate) fn announce(self, operations: usize, threads: usize) {
         self.phase.announce(operations as u64, cpus(threads));
         if let Some(Interrupts { timer, wake, flush }) = self.interrupts {
             println!("interrupts {NUMBER} timer={timer} wake={wake} flush={flush}");
+        }
+        if let Some(TableLocks { taken, contended }) = self.locks {
+            println!("counters {NUMBER} table_locks={taken} table_locks_contended={contended}");
         }
     }
 }

@@ -11,6 +11,12 @@ use crate::workspace::{self, Package};
 /// The package whose tests boot images.
 const BOOT_TESTS: &str = "boot-tests";
 
+/// The package of the simulated machine: too slow without optimisation.
+const SIMULATION: &str = "simulation";
+
+/// How many operations the simulated machine does.
+const SIMULATION_STEPS: &str = "1000000";
+
 /// Which checks to run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Selection {
@@ -35,8 +41,18 @@ pub struct Selection {
 struct Step {
     name: &'static str,
     arguments: Vec<String>,
-    /// Whether to compile for the bare machine.
-    bare: bool,
+    /// What to compile for.
+    target: Target,
+}
+
+/// What a step's packages are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    Host,
+    /// The bare machine.
+    Bare,
+    /// Loom's models: the host, with `--cfg loom`, in a target directory of its own.
+    Loom,
 }
 
 impl Step {
@@ -47,7 +63,7 @@ impl Step {
         Self {
             name,
             arguments,
-            bare: false,
+            target: Target::Host,
         }
     }
 
@@ -67,8 +83,14 @@ impl Step {
             .split_first()
             .context("a step calls a subcommand of cargo")?;
         cargo.arg(subcommand);
-        if self.bare {
-            build::set_image_flags(&mut cargo);
+        match self.target {
+            Target::Host => {}
+            Target::Bare => build::set_image_flags(&mut cargo),
+            Target::Loom => {
+                cargo
+                    .env("CARGO_TARGET_DIR", workspace::target_dir().join("loom"))
+                    .env("CARGO_ENCODED_RUSTFLAGS", "--cfg\u{1f}loom");
+            }
         }
         let status = cargo.args(rest).status().context("cannot start cargo")?;
         Ok(status.success())
@@ -133,7 +155,8 @@ fn steps(selection: &Selection, packages: &[Package]) -> Vec<Step> {
             .collect()
     };
     let host = names(&|package| !package.has_hosted);
-    let host_tested = names(&|package| !package.has_hosted && package.name != BOOT_TESTS);
+    let host_tested =
+        names(&|package| !package.has_hosted && ![BOOT_TESTS, SIMULATION].contains(&package.name.as_str()));
     let hosted = names(&|package| package.has_hosted);
     let boot_tests = [BOOT_TESTS.to_owned()];
     let deny = ["-D", "warnings"];
@@ -148,7 +171,7 @@ fn steps(selection: &Selection, packages: &[Package]) -> Vec<Step> {
             &hosted,
             &[],
         );
-        bare.bare = true;
+        bare.target = Target::Bare;
         steps.extend([
             Step::new("format", "fmt", &[], &["--all", "--check"]),
             Step::new("clippy, host crates", "clippy", &host, &["--all-targets"]).passing_on(&deny),
@@ -174,6 +197,27 @@ fn steps(selection: &Selection, packages: &[Package]) -> Vec<Step> {
             )
             .passing_on(&filter),
         ]);
+        let simulation = [SIMULATION.to_owned()];
+        let mut loom = Step::new(
+            "loom's models of the memory manager",
+            "test",
+            &["homenode-mm".to_owned()],
+            &["--release", "--test=loom"],
+        );
+        loom.target = Target::Loom;
+        steps.extend([
+            Step::new("tests, simulated machine", "test", &simulation, &["--release"]).passing_on(&filter),
+            loom.passing_on(&filter),
+        ]);
+        if filter.is_empty() {
+            let run = Step::new(
+                "a million steps of the simulated machine",
+                "run",
+                &simulation,
+                &["--release"],
+            );
+            steps.push(run.passing_on(&["--steps", SIMULATION_STEPS]));
+        }
     }
     if !selection.host_only {
         steps.push(Step::new("boot tests", "test", &boot_tests, &[]).passing_on(&filter));
@@ -230,11 +274,12 @@ mod tests {
             package("homenode-mm", false, false),
         ];
         let line = |step: &Step| {
-            format!(
-                "{}{}",
-                if step.bare { "bare " } else { "" },
-                step.arguments.join(" ")
-            )
+            let target = match step.target {
+                Target::Host => "",
+                Target::Bare => "bare ",
+                Target::Loom => "loom ",
+            };
+            format!("{target}{}", step.arguments.join(" "))
         };
         steps(selection, &packages).iter().map(line).collect()
     }
@@ -250,6 +295,9 @@ mod tests {
                 "bare clippy --package=hello --package=homenode -- -D warnings",
                 "test --package=homenode-mm",
                 "test --package=hello --package=homenode --features=hosted",
+                "test --package=simulation --release",
+                "loom test --package=homenode-mm --release --test=loom",
+                "run --package=simulation --release -- --steps 1000000",
                 "test --package=boot-tests",
             ]
         );
@@ -261,12 +309,14 @@ mod tests {
             lines(&selection(false, true, None)),
             ["test --package=boot-tests"]
         );
-        assert_eq!(lines(&selection(true, false, None)).len(), 6);
+        assert_eq!(lines(&selection(true, false, None)).len(), 9);
         assert_eq!(
             lines(&selection(true, false, Some("buddy"))),
             [
                 "test --package=homenode-mm -- buddy",
                 "test --package=hello --package=homenode --features=hosted -- buddy",
+                "test --package=simulation --release -- buddy",
+                "loom test --package=homenode-mm --release --test=loom -- buddy",
             ]
         );
     }

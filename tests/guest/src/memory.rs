@@ -74,9 +74,12 @@ fn bound_pages_stay_on_their_node() {
 
 fn interleaved_pages_are_even() {
     let nodes = nodes_with_memory().len();
-    let new: [fn(usize, Policy) -> Result<Region<u64>, RegionError>; 2] = [Region::new, Region::populated];
-    for new in new {
-        let mut region = new(nodes * LEN, Policy::Interleave).expect("4 MiB per node fit");
+    for is_populated in [false, true] {
+        let region = Region::<u64>::new(nodes * LEN, Policy::Interleave);
+        let mut region = region.expect("there are addresses");
+        if is_populated {
+            region.populate(0..region.len()).expect("4 MiB per node fit");
+        }
         region.fill(1);
         let placement = region.placement();
         assert_eq!(placement.len(), nodes);

@@ -1,7 +1,7 @@
 //! What must hold when all cores are at rest.
 
 use homenode_mm::{PageSize, VirtAddr};
-use homenode_topology::{PhysAddr, PhysRange};
+use homenode_topology::{NodeId, PhysAddr, PhysRange};
 
 use crate::hardware::memory::{FRAME, Owner, Violation};
 use crate::hardware::tlb::{Level, ROOT, SIZES, shift};
@@ -187,7 +187,7 @@ impl Program<'_> {
             )));
         }
         tree.meet(range)?;
-        let node = memory.node_of(frame).map_or(0, |node| node.index());
+        let node = memory.node_of(frame).map_or(0, NodeId::index);
         let level = SIZES.iter().position(|other| *other == size).unwrap_or(0);
         tree.pages[node][level] += 1;
         Ok(())

@@ -111,7 +111,7 @@ impl Config {
 ///
 /// # Panics
 /// If there are no cores or nodes, or too little memory for the frame allocator to begin with.
-pub fn run(config: &Config) -> Result<Summary, Failure> {
+pub fn run(config: &Config) -> Result<Summary, Box<Failure>> {
     let hardware = &Hardware::new(config.seed, config.cores, config.nodes, config.node_bytes);
     let tlb = &TlbEngine::new(config.cores);
     let handler = || {
@@ -120,7 +120,7 @@ pub fn run(config: &Config) -> Result<Summary, Failure> {
     hardware.enter(&handler, || run_on(hardware, tlb, config))
 }
 
-fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summary, Failure> {
+fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summary, Box<Failure>> {
     let cpus: Vec<NodeId> = (0..config.cores)
         .map(|core| hardware.node_of_core(core))
         .collect();
@@ -163,14 +163,14 @@ fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summa
     };
     let fail = |what: String| {
         let log = program.log.borrow();
-        Failure::new(
+        Box::new(Failure::new(
             config,
             program.done.get(),
             hardware.points(),
             hardware.current(),
             what,
             &log,
-        )
+        ))
     };
     let audits = scheduler::run(&program, config).map_err(fail)?;
     match hardware.memory.count(Owner::Allocated) {

@@ -493,7 +493,7 @@ impl Model {
                 region.for_segments(call.range, |segment| segment.protection.end(complete, now));
             }
             Subject::Policy(_) => {
-                region.for_segments(call.range, |segment| segment.policy.end(complete, now))
+                region.for_segments(call.range, |segment| segment.policy.end(complete, now));
             }
             Subject::Placement | Subject::Nothing => {}
             Subject::Discard => {

@@ -256,7 +256,7 @@ impl<'a> Program<'a> {
             }
             let writes = writing && !random.once_in(3);
             if !writes && random.once_in(16) {
-                address = address & !(FRAME - 1) | random.below(FRAME / 8) * 8;
+                address = (address & !(FRAME - 1)) + random.below(FRAME / 8) * 8;
             }
             let outcome = self.access(address, writes && WORDS.contains(&(address % FRAME)), policy);
             if !matches!(outcome, Outcome::Value(_)) && random.once_in(2) {
@@ -287,13 +287,20 @@ impl<'a> Program<'a> {
     fn access_or_fault(&self, address: u64, writes: bool, policy: Policy, since: u64) -> Outcome {
         let kind = if writes { Access::Write } else { Access::Read };
         for _ in 0..MOST_FAULTS {
-            match self.try_access(address, writes) {
+            let fault = match self.try_access(address, writes) {
                 Ok(value) => return Outcome::Value(value),
-                Err(PageFault) if self.hardware.is_violated() => break,
-                Err(PageFault) => {}
-            }
+                Err(PageFault::Violation) => break,
+                Err(fault) => fault,
+            };
             self.hardware.point();
-            match self.space.fault(VirtAddr::new_truncated(address), kind, policy) {
+            let at = VirtAddr::new_truncated(address);
+            // As the kernel's page-fault handler does: interrupts go on for what the shortest path can not do.
+            let may_be_short = fault == PageFault::NotPresent && policy == Policy::Local;
+            let short = || may_be_short && self.space.fault_at_once(at);
+            if self.hardware.without_interrupts(short) {
+                continue;
+            }
+            match self.space.fault(at, kind, policy) {
                 Ok(()) => {}
                 Err(FaultError::NotReserved(_)) => {
                     self.check(self.model.not_reserved(address, since));
@@ -331,7 +338,7 @@ impl<'a> Program<'a> {
             Ok(value) => Ok(value),
             Err(violation) => {
                 self.violate(violation.0);
-                Err(PageFault)
+                Err(PageFault::Violation)
             }
         }
     }
@@ -466,7 +473,8 @@ impl<'a> Program<'a> {
                 Ok(found) => found.map(|found| found.frame),
                 Err(violation) => return self.violate(violation.0),
             };
-            if !holds(&frame) && !(frame.is_none() && region.may_be_hidden(address)) {
+            let hidden = frame.is_none() && region.may_be_hidden(address);
+            if !hidden && !holds(&frame) {
                 let whole = region.range;
                 self.violate(format!(
                     "{range} of {whole} {what}, but {address:#x} has {frame:?}"

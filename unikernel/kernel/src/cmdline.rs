@@ -492,8 +492,9 @@ mod tests {
     fn a_word_that_resembles_none_gets_the_list() {
         for wrong in ["é=1", "heapsize=1", "x"] {
             assert!(
-                message(wrong)
-                    .contains("there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping=, ptlock= ("),
+                message(wrong).contains(
+                    "there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping=, ptlock= ("
+                ),
                 "{}",
                 message(wrong)
             );

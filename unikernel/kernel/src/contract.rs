@@ -163,6 +163,15 @@ pub struct Interrupts {
     pub flush: u64,
 }
 
+/// How many locks of page tables all CPUs have taken since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableLocks {
+    /// All of them.
+    pub taken: u64,
+    /// Those for which a CPU had to wait.
+    pub contended: u64,
+}
+
 /// Where console output goes when there is a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
@@ -187,6 +196,7 @@ const _: () = {
     let _: fn() -> Duration = sys::monotonic;
     let _: fn() -> Duration = sys::wall_clock;
     let _: fn() -> Option<Interrupts> = sys::interrupts;
+    let _: fn() -> Option<TableLocks> = sys::table_locks;
     let _: fn(u8) -> ! = sys::exit;
     let _: fn(Stream, &[u8]) = sys::write_console;
     let _: fn(Policy) = sys::set_thread_policy;

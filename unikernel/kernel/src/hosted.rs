@@ -23,7 +23,7 @@ pub(crate) use memory::{
 };
 pub(crate) use threads::{current_cpu, current_node, current_thread, spawn, thread_name, yield_now};
 
-use crate::contract::{Interrupts, Stream};
+use crate::contract::{Interrupts, Stream, TableLocks};
 use crate::{Args, ExitCode};
 
 /// The status of a program that panicked, the same as that of any Rust program.
@@ -52,6 +52,10 @@ pub(crate) fn wall_clock() -> Duration {
 
 pub(crate) fn interrupts() -> Option<Interrupts> {
     parse_interrupts(&std::fs::read_to_string("/proc/interrupts").ok()?)
+}
+
+pub(crate) fn table_locks() -> Option<TableLocks> {
+    None
 }
 
 /// Sums the rows of `/proc/interrupts` (`proc(5)`; on x86, `arch/x86/kernel/irq.c` names those of the local APIC).

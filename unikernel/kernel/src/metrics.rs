@@ -1,14 +1,20 @@
-//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts, for programs that measure.
+//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts and locks, for programs that measure.
 
 use homenode_metrics::AppCounter;
 
-pub use crate::contract::Interrupts;
+pub use crate::contract::{Interrupts, TableLocks};
 use crate::sys;
 
 /// How many interrupts all CPUs have taken since boot; `None` where Linux does not say.
 #[must_use]
 pub fn interrupts() -> Option<Interrupts> {
     sys::interrupts()
+}
+
+/// How many locks of page tables all CPUs have taken since boot; `None` on Linux, which does not say.
+#[must_use]
+pub fn table_locks() -> Option<TableLocks> {
+    sys::table_locks()
 }
 
 /// A number that only goes up. Made by [`counter!`](crate::metrics::counter).

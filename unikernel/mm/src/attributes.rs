@@ -194,7 +194,9 @@ impl AttributesTable {
         let word = PackedAttributes::new(attributes)?.0;
         let (id, _) = (0..).zip(&self.0).skip(1).find(|(_, slot)| {
             let found = match slot.load(Ordering::Acquire) {
-                0 => slot.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire).err(),
+                0 => slot
+                    .compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire)
+                    .err(),
                 found => Some(found),
             };
             // Taken just now, or by somebody who wanted the same.

@@ -149,6 +149,15 @@ impl TlbEngine {
         true
     }
 
+    /// Whether every CPU has passed `generation` already, in one of loom's models.
+    #[cfg(loom)]
+    pub fn is_complete(&self, generation: Generation) -> bool {
+        self.cpus.iter().all(|state| {
+            state.online.load(Ordering::Relaxed) == 0
+                || state.published.load(Ordering::Acquire) >= generation.0
+        })
+    }
+
     /// Watches what CPUs tell each other, in one of loom's models.
     #[cfg(loom)]
     pub fn watch(&self) {

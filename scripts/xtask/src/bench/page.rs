@@ -307,7 +307,7 @@ mod tests {
         }
         let files = render(&[result]);
         let page = &files["README.md"];
-        let row = "| `unmap_16` | kernel's shared-line writes | homenode ptlock=coarse | 5.0 | 5.0 |";
+        let row = "| `unmap_16` | kernel's shared-line writes | homenode ptlock=coarse | 3.0 | 3.0 |";
         assert!(
             page.contains(row) && !page.contains("| `unmap_16` | kernel |"),
             "{page}"

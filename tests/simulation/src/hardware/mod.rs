@@ -21,6 +21,7 @@ use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 
 use self::memory::{Memory, Violation};
 use self::tlb::{Dropped, ROOT, Tlb, Translation, shift};
+pub(crate) use self::walk::PageFault;
 use self::walk::{Meaning, Step, Walk, bits, meaning};
 use crate::random::Random;
 
@@ -55,10 +56,6 @@ pub(crate) struct Core {
     /// Whether the core has been waiting for others since it was last chosen.
     waits: Cell<bool>,
 }
-
-/// A program's access that the tables do not allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PageFault;
 
 /// What was counted.
 #[derive(Clone, Debug, Default)]
@@ -231,8 +228,7 @@ impl Hardware {
         self.in_core.set(true);
         resume();
         self.in_core.set(false);
-        self.points
-            .set(self.points.get() + u64::from(points - self.left.get()));
+        self.points.set(self.points.get() - u64::from(self.left.get()));
         self.cores[core].waits.get()
     }
 
@@ -281,6 +277,10 @@ impl Hardware {
             // SAFETY: `enter` keeps it alive while it is set.
             self.without_interrupts(|| unsafe { handler.as_ref()() });
         }
+        if self.in_core.get() && self.random.once_in(2) {
+            // What was interrupted goes on a good while later.
+            self.suspend();
+        }
         core.handles.set(false);
     }
 
@@ -328,7 +328,7 @@ impl Hardware {
         let found = core.tlb.borrow().lookup(address, &self.random);
         let translation = match found {
             Some(found) if !writes || (found.writable && found.dirty) => found,
-            Some(found) if !found.writable => return Err(self.fault(address)),
+            Some(found) if !found.writable => return Err(self.fault(address, PageFault::NotWritable)),
             _ => self.walk(address, writes)?,
         };
         if self.random.once_in(4) {
@@ -342,7 +342,7 @@ impl Hardware {
                 self.violate(Violation(format!(
                     "access to {address:#x} by {translation:?}: {text}"
                 )));
-                Err(PageFault)
+                Err(PageFault::Violation)
             }
         }
     }
@@ -358,19 +358,19 @@ impl Hardware {
             match step {
                 Ok(Step::Table) => {}
                 Ok(Step::Page(translation)) => return Ok(translation),
-                Ok(Step::Fault) => return Err(self.fault(address)),
+                Ok(Step::Fault(fault)) => return Err(self.fault(address, fault)),
                 Err(violation) => {
                     self.violate(Violation(format!("walk for {address:#x}: {}", violation.0)));
-                    return Err(PageFault);
+                    return Err(PageFault::Violation);
                 }
             }
         }
     }
 
     /// A page fault drops what the CPU knows about the address (Intel SDM volume 3, 4.10.4.1).
-    fn fault(&self, address: u64) -> PageFault {
+    fn fault(&self, address: u64, fault: PageFault) -> PageFault {
         self.invalidate(self.current(), address);
-        PageFault
+        fault
     }
 
     /// Drops a core's translations of an address and what it knows of tables.
@@ -421,7 +421,7 @@ impl Hardware {
         self.counts.borrow_mut().speculations += 1;
         match walk.step(&self.memory, &mut tlb, |old| self.dropped(old)) {
             Ok(Step::Table) => core.speculation.set(Some(walk)),
-            Ok(Step::Page(_) | Step::Fault) => {}
+            Ok(Step::Page(_) | Step::Fault(_)) => {}
             Err(Violation(text)) => self.violate(Violation(format!("speculative walk {walk:x?}: {text}"))),
         }
     }
@@ -570,7 +570,7 @@ unsafe impl Machine for Hardware {
             Some(core) if core.interrupted.get() => {}
             Some(core) => {
                 core.interrupted.set(true);
-                core.delay.set(self.random.skewed(MOST_DELAY));
+                core.delay.set(self.random.skewed(MOST_DELAY) - 1);
             }
             None => self.violate(Violation(format!(
                 "CPU {cpu} was interrupted, which there is not"

@@ -98,13 +98,13 @@ fn a_translation_stays_until_it_is_dropped() {
     bench.set(0, PAGE, 0);
     assert_eq!(bench.access(PAGE, false), Ok(frames[1]));
     bench.hardware.invalidate_all();
-    assert_eq!(bench.access(PAGE, false), Err(PageFault));
+    assert_eq!(bench.access(PAGE, false), Err(PageFault::NotPresent));
 }
 
 #[test]
 fn what_is_not_present_is_not_cached() {
     let bench = Bench::new();
-    assert_eq!(bench.access(PAGE, false), Err(PageFault));
+    assert_eq!(bench.access(PAGE, false), Err(PageFault::NotPresent));
     let frame = bench.frame(FRAME);
     bench.set(0, PAGE, frame.0 | TABLE);
     assert_eq!(bench.access(PAGE, false), Ok(frame));
@@ -139,7 +139,7 @@ fn a_frame_that_is_freed_after_a_flush_is_not_complained_about() {
     bench.set(0, PAGE, 0);
     bench.hardware.invalidate_page(VirtAddr::new_truncated(PAGE));
     bench.free(frame).unwrap();
-    assert_eq!(bench.access(PAGE, false), Err(PageFault));
+    assert_eq!(bench.access(PAGE, false), Err(PageFault::NotPresent));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn the_first_write_looks_at_the_entry_again() {
     bench.set(0, PAGE, frame.0 | TABLE);
     assert_eq!(bench.access(PAGE, false), Ok(frame));
     bench.set(0, PAGE, frame.0 | bits::PRESENT);
-    assert_eq!(bench.access(PAGE, true), Err(PageFault));
+    assert_eq!(bench.access(PAGE, true), Err(PageFault::NotWritable));
     assert_eq!(bench.get(0, PAGE) & bits::DIRTY, 0);
     assert_eq!(bench.access(PAGE, false), Ok(frame));
     // Later ones do not.
@@ -185,14 +185,22 @@ fn a_write_needs_the_permission_of_every_level() {
         bench.set(0, PAGE, bench.frame(FRAME).0 | TABLE);
         bench.set(level, PAGE, bench.get(level, PAGE) & !bits::WRITABLE);
         assert!(bench.access(PAGE, false).is_ok());
-        assert_eq!(bench.access(PAGE, true), Err(PageFault), "level {level}");
+        assert_eq!(
+            bench.access(PAGE, true),
+            Err(PageFault::NotWritable),
+            "level {level}"
+        );
         // Also where the walk begins at a table that is known.
         assert!(bench.access(PAGE, false).is_ok());
         bench.hardware.cores[0]
             .tlb
             .borrow_mut()
             .drop_translations(PAGE, |old| bench.hardware.dropped(old));
-        assert_eq!(bench.access(PAGE, true), Err(PageFault), "level {level}");
+        assert_eq!(
+            bench.access(PAGE, true),
+            Err(PageFault::NotWritable),
+            "level {level}"
+        );
     }
 }
 
@@ -304,10 +312,10 @@ fn only_global_translations_survive_a_load_of_cr3() {
     bench.set(0, PAGE, 0);
     bench.set(0, PAGE + FRAME, 0);
     bench.hardware.flush(0, false);
-    assert_eq!(bench.access(PAGE, false), Err(PageFault));
+    assert_eq!(bench.access(PAGE, false), Err(PageFault::NotPresent));
     assert_eq!(bench.access(PAGE + FRAME, false), Ok(frames[1]));
     bench.hardware.invalidate_all();
-    assert_eq!(bench.access(PAGE + FRAME, false), Err(PageFault));
+    assert_eq!(bench.access(PAGE + FRAME, false), Err(PageFault::NotPresent));
 }
 
 #[test]
@@ -317,7 +325,7 @@ fn a_page_fault_drops_what_caused_it() {
     bench.set(0, PAGE, frame.0 | bits::PRESENT);
     bench.access(PAGE, false).unwrap();
     bench.set(0, PAGE, frame.0 | TABLE);
-    assert_eq!(bench.access(PAGE, true), Err(PageFault));
+    assert_eq!(bench.access(PAGE, true), Err(PageFault::NotWritable));
     assert_eq!(bench.access(PAGE, true), Ok(frame));
 }
 

@@ -161,10 +161,11 @@ impl Tlb {
 
     /// Drops the translations of an address, global or not.
     pub(crate) fn drop_translations(&mut self, address: u64, mut dropped: impl FnMut(Dropped)) {
-        for level in 0..ROOT {
-            let page = address >> shift(level) << shift(level);
-            let slot = &mut self.translations[level][slot(address >> shift(level), TRANSLATIONS[level])];
-            if let Some(translation) = slot.take_if(|translation| translation.page == page) {
+        for (level, translations) in self.translations.iter_mut().enumerate() {
+            let number = address >> shift(level);
+            let slot = &mut translations[slot(number, TRANSLATIONS[level])];
+            if let Some(translation) = slot.take_if(|translation| translation.page == number << shift(level))
+            {
                 dropped(translation.into());
             }
         }

@@ -33,6 +33,17 @@ pub(crate) struct Walk {
     writes: bool,
 }
 
+/// Why an access of a program can not be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageFault {
+    /// An entry is not present.
+    NotPresent,
+    /// The access is a write, and an entry does not allow that.
+    NotWritable,
+    /// Something happened that must not.
+    Violation,
+}
+
 /// What a step of a walk led to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
@@ -40,8 +51,8 @@ pub(crate) enum Step {
     Table,
     /// To a page.
     Page(Translation),
-    /// To an entry that is not present, or that does not allow the write.
-    Fault,
+    /// Nowhere.
+    Fault(PageFault),
 }
 
 /// What an entry says.
@@ -116,7 +127,7 @@ impl Walk {
         let entry = word.load(Ordering::Relaxed);
         let writable = self.writable && entry & bits::WRITABLE != 0;
         match meaning(memory, entry, self.level)? {
-            Meaning::NotPresent => Ok(Step::Fault),
+            Meaning::NotPresent => Ok(Step::Fault(PageFault::NotPresent)),
             Meaning::Table(table) => {
                 word.fetch_or(bits::ACCESSED, Ordering::Relaxed);
                 memory.count_cached(table, PageSize::Size4KiB, 1);
@@ -127,7 +138,7 @@ impl Walk {
                 (self.table, self.level, self.since, self.writable) = (table, level, now, writable);
                 Ok(Step::Table)
             }
-            Meaning::Page(_, _) if self.writes && !writable => Ok(Step::Fault),
+            Meaning::Page(_, _) if self.writes && !writable => Ok(Step::Fault(PageFault::NotWritable)),
             Meaning::Page(frame, size) => {
                 let marks = bits::ACCESSED | if self.writes { bits::DIRTY } else { 0 };
                 word.fetch_or(marks, Ordering::Relaxed);

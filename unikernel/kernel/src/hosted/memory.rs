@@ -458,7 +458,7 @@ unsafe fn place(pages: &[*mut u8], target: Option<c_int>) -> Option<Vec<c_int>> 
             0,
             pages.len(),
             pages.as_ptr().cast::<*const c_void>(),
-            targets.as_ref().map_or(ptr::null(), |targets| targets.as_ptr()),
+            targets.as_ref().map_or(ptr::null(), Vec::as_ptr),
             places.as_mut_ptr(),
             if targets.is_some() { MPOL_MF_MOVE } else { 0 },
         )

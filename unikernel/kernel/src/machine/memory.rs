@@ -17,8 +17,9 @@ use alloc::vec::Vec;
 use hermit_sync::OnceCell;
 use homenode_metrics::{CpuCounter, NodeCounter};
 use homenode_mm::{
-    Block, Event, Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeEvent, NodeMemory, NumaEvent, Order,
-    OutOfMemory, PageSize, PageTable, Policy, Purpose, Size4KiB, TableFrames, VirtAddr,
+    Block, Event, Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeEvent,
+    NodeMemory, NumaEvent, Order, OutOfMemory, PageSize, PageTable, Policy, Purpose, Size4KiB, TableFrames,
+    VirtAddr,
 };
 use homenode_topology::{CpuId, MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
 use x86_64::instructions::tlb;

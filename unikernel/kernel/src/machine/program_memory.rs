@@ -7,8 +7,8 @@ use arrayvec::ArrayVec;
 use hermit_sync::OnceCell;
 use homenode_metrics::CpuCounter;
 use homenode_mm::{
-    Access, AddressSpace, Attributes, FaultError, FrameSize, LockScheme, OutOfMemory, PageSize,
-    PageState, Policy, Protection, RangeError, ReserveError, Size4KiB, TlbEngine, VirtAddr, VirtRange,
+    Access, AddressSpace, Attributes, FaultError, FrameSize, LockScheme, OutOfMemory, PageSize, PageState,
+    Policy, Protection, RangeError, ReserveError, Size4KiB, TlbEngine, VirtAddr, VirtRange,
 };
 use homenode_topology::{Bytes, NodeId};
 
@@ -69,7 +69,9 @@ pub(crate) fn contains(address: u64) -> bool {
 /// The policy of the running thread.
 #[inline]
 fn thread_policy() -> Policy {
-    this_cpu().current().map_or(Policy::Local, |thread| thread.policy())
+    this_cpu()
+        .current()
+        .map_or(Policy::Local, |thread| thread.policy())
 }
 
 /// Handles a page fault by a read or a write if it is of the commonest kind; whether it was. Interrupts are off.
@@ -151,11 +153,19 @@ fn range(start: u64, bytes: u64) -> VirtRange {
         .expect("what was reserved lies in one half of the address space")
 }
 
-/// Reserves `bytes` bytes (above 0), with nothing behind them.
+/// Reserves `bytes` bytes (above 0), with nothing behind them. Where the CPU lacks 1 GiB pages, 2 MiB pages serve.
 ///
 /// # Errors
 /// If there are no addresses, or no memory for page tables.
 pub(crate) fn reserve(bytes: usize, attributes: Attributes) -> Result<NonNull<u8>, ReserveError> {
+    let page_size = match attributes.page_size {
+        PageSize::Size1GiB if !cpu::has_1gib_pages() => PageSize::Size2MiB,
+        size => size,
+    };
+    let attributes = Attributes {
+        page_size,
+        ..attributes
+    };
     gate::enter(move || {
         let range = space().reserve(bytes as u64, attributes)?;
         Ok(NonNull::new(range.start().as_mut_ptr()).expect("program memory does not begin at 0"))
@@ -269,7 +279,9 @@ fn change<T>(work: impl Fn() -> Result<T, RangeError>) -> Result<T, OutOfMemory>
 
 /// What is at `address`.
 pub(crate) fn query(address: u64) -> PageState {
-    gate::enter(move || VirtAddr::new(address).map_or(PageState::Unreserved, |address| space().query(address)))
+    gate::enter(move || {
+        VirtAddr::new(address).map_or(PageState::Unreserved, |address| space().query(address))
+    })
 }
 
 /// Runs of pages that [`placement`] finds before it reports them.
@@ -313,7 +325,7 @@ pub(crate) fn write_nearest(out: &mut impl Write, address: u64) -> fmt::Result {
     };
     let (below, above) = space.nearest(VirtAddr::new_truncated(address));
     if let Some(below) = below {
-        let distance = address - below.last().as_u64();
+        let distance = address - below.last().as_u64() - 1;
         writeln!(
             out,
             "nearest reservation below: {below} ({}), which ends {distance} bytes before",

@@ -451,10 +451,7 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -
 fn announce_wait(cpu: &'static PerCpu, thread: &Arc<Thread>, word: usize, deadline_ns: Option<u64>) {
     thread.wait_word.store(word, Ordering::Relaxed);
     thread.timed_out.store(false, Ordering::Relaxed);
-    wait_queue(word)
-        .waiting
-        .lock()
-        .push_back(Arc::clone(thread));
+    wait_queue(word).waiting.lock().push_back(Arc::clone(thread));
     if let Some(deadline_ns) = deadline_ns {
         thread.deadline_ns.store(deadline_ns, Ordering::Relaxed);
         cpu.timers.lock().waiting.insert(Arc::clone(thread));

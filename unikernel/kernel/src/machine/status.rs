@@ -46,9 +46,7 @@ impl Source for Kernel {
     }
 
     fn cpu_counters(&self) -> Vec<(CpuId, &CpuCounters)> {
-        online()
-            .map(|cpu| (cpu.cpu.get(), cpu.counters.get()))
-            .collect()
+        online().map(|cpu| (cpu.cpu.get(), cpu.counters.get())).collect()
     }
 }
 

@@ -16,8 +16,8 @@ use homenode_topology::{CpuId, NodeId, Topology};
 
 use super::percpu::{self, this_cpu};
 use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
+use crate::contract::{Interrupts, SpawnError, Stream, TableLocks, ThreadId, ThreadSpec, WaitOutcome};
 use crate::mem::{Options, Page, RegionError};
-use crate::contract::{Interrupts, SpawnError, Stream, ThreadId, ThreadSpec, WaitOutcome};
 
 static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
 
@@ -100,13 +100,24 @@ pub(crate) fn wall_clock() -> Duration {
     rtc::unix_time()
 }
 
+/// The sum of a counter over all CPUs.
+fn sum(counter: CpuCounter) -> u64 {
+    let counters = percpu::all().iter().map(|cpu| cpu.counters.get());
+    counters.map(|counters| counters.get(counter)).sum()
+}
+
 pub(crate) fn interrupts() -> Option<Interrupts> {
-    let counters = || percpu::all().iter().map(|cpu| cpu.counters.get());
-    let sum = |counter| counters().map(|counters| counters.get(counter)).sum();
     Some(Interrupts {
         timer: sum(CpuCounter::TimerInterrupt),
         wake: sum(CpuCounter::WakeInterrupt),
         flush: sum(CpuCounter::FlushInterrupt),
+    })
+}
+
+pub(crate) fn table_locks() -> Option<TableLocks> {
+    Some(TableLocks {
+        taken: sum(CpuCounter::TableLock),
+        contended: sum(CpuCounter::TableLockContended),
     })
 }
 
@@ -133,7 +144,9 @@ pub(crate) fn set_thread_policy(policy: Policy) {
 }
 
 pub(crate) fn thread_policy() -> Policy {
-    this_cpu().current().map_or(Policy::Local, |thread| thread.policy())
+    this_cpu()
+        .current()
+        .map_or(Policy::Local, |thread| thread.policy())
 }
 
 pub(crate) fn page_table_locks() -> &'static str {

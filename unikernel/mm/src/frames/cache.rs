@@ -210,7 +210,10 @@ impl Stacks {
         let room = &mut frames[level.count as usize..][..count];
         let put = |slot: &mut CachedFrame, number: usize| {
             metadata[number].set_state(State::Cached(kind.order()));
-            *slot = CachedFrame::new(start + number as u64 * PageSize::Size4KiB.bytes(), &metadata[number]);
+            *slot = CachedFrame::new(
+                start + number as u64 * PageSize::Size4KiB.bytes(),
+                &metadata[number],
+            );
         };
         for (slot, part) in room.iter_mut().zip((0..count).rev()) {
             put(slot, part * step);

@@ -261,7 +261,11 @@ impl MetadataArray {
     /// As [`get`](Self::get).
     pub(super) fn slice(&self, index: u32, count: u32) -> &[FrameMetadata] {
         let end = index.checked_add(count).filter(|&end| end <= self.frames);
-        assert!(end.is_some(), "{count} frames from index {index} of {}", self.frames);
+        assert!(
+            end.is_some(),
+            "{count} frames from index {index} of {}",
+            self.frames
+        );
         // SAFETY: in bounds; else as in `get`.
         unsafe { core::slice::from_raw_parts(self.first.add(index as usize).as_ptr(), count as usize) }
     }

@@ -156,9 +156,7 @@ impl<M: Machine> AddressSpace<'_, M> {
                 entry.store(EntryValue::page(block.start(), size, attributes.protection(), id));
                 Ok(Next::Done)
             }
-            Err(error) => self
-                .without_page(level, entry, id, error)
-                .map(|()| Next::Again),
+            Err(error) => self.without_page(level, entry, id, error).map(|()| Next::Again),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::table::level::Level;
 
 /// The entries of one table that this has made busy, with what was in them. Each must be set before this goes.
 pub(super) struct Held<'s> {
-    table: &'s Table,
+    table: Option<&'s Table>,
     level: Level,
     first_page: VirtAddr,
     /// Which entries are held.
@@ -38,9 +38,9 @@ impl HeldPage<'_> {
 }
 
 /// How an attempt to hold pages ended.
-pub(super) enum Hold<'s> {
-    /// The pages of one table, and where to go on.
-    Pages(Held<'s>, Option<VirtAddr>),
+pub(super) enum Hold {
+    /// Pages of one table are held; where to go on.
+    Pages(Option<VirtAddr>),
     /// Nothing there is a page; where to go on.
     Nothing(Option<VirtAddr>),
     /// The page at the address is only partly in the range, and has to be divided first.
@@ -53,8 +53,8 @@ pub(super) enum Hold<'s> {
 
 impl<M: Machine> AddressSpace<'_, M> {
     /// Makes all pages busy that lie in `range`, from `address` on, in the lowest table over `address`, up to the first
-    /// entry that is a table.
-    pub(super) fn hold(&self, address: VirtAddr, range: VirtRange) -> Hold<'_> {
+    /// entry that is a table, and puts them into `held`, which is empty.
+    pub(super) fn hold<'s>(&'s self, address: VirtAddr, range: VirtRange, held: &mut Held<'s>) -> Hold {
         let _walk = self.tlb.begin_walk(self.machine());
         let Some(Found {
             table,
@@ -80,13 +80,9 @@ impl<M: Machine> AddressSpace<'_, M> {
         if !entry.load().holds_page(level) {
             return Hold::Again;
         }
-        let mut held = Held {
-            table: self.table(table),
-            level,
-            first_page: address.align_down(level.table_bytes()),
-            indices: [0; 8],
-            values: [EntryValue::EMPTY; Level::ENTRIES as usize],
-        };
+        held.table = Some(self.table(table));
+        held.level = level;
+        held.first_page = address.align_down(level.table_bytes());
         let mut next = Some(address.align_down(level.entry_bytes()));
         for index in level.index(address)..held.values.len() {
             let Some(at) = next.filter(|at| range.contains_aligned(*at, level.entry_bytes())) else {
@@ -103,21 +99,36 @@ impl<M: Machine> AddressSpace<'_, M> {
             }
             next = super::next_entry(at, level);
         }
-        Hold::Pages(held, next)
+        Hold::Pages(next)
     }
 }
 
 impl<'s> Held<'s> {
-    /// The pages that are held, in order of address.
-    pub(super) fn pages(&self) -> impl Iterator<Item = HeldPage<'s>> {
-        let (table, level) = (self.table, self.level);
-        let is_held = |index: &usize| self.indices[index / 64] & 1 << (index % 64) != 0;
-        (0..self.values.len()).filter(is_held).map(move |index| HeldPage {
-            page: VirtAddr::new_truncated(
-                self.first_page.as_u64() + index as u64 * level.entry_bytes(),
-            ),
+    /// Nothing is held.
+    pub(super) fn new() -> Self {
+        Self {
+            table: None,
+            level: Level::Pt,
+            first_page: VirtAddr::default(),
+            indices: [0; 8],
+            values: [EntryValue::EMPTY; Level::ENTRIES as usize],
+        }
+    }
+
+    /// The pages that are held, in order of address. They are no longer held here afterwards.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = HeldPage<'s>> {
+        let (table, level) = (self.table.take(), self.level);
+        let indices = core::mem::take(&mut self.indices);
+        let is_held = move |index: &usize| indices[index / 64] & 1 << (index % 64) != 0;
+        let pages = table.into_iter().flat_map(move |table| {
+            (0..table.len())
+                .filter(is_held)
+                .map(move |index| (index, &table[index]))
+        });
+        pages.map(move |(index, entry)| HeldPage {
+            page: VirtAddr::new_truncated(self.first_page.as_u64() + index as u64 * level.entry_bytes()),
             level,
-            entry: &table[index],
+            entry,
             value: self.values[index],
         })
     }

@@ -263,12 +263,19 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         let node = self.machine().node();
         let allocation = self.frames.allocate(Policy::Local, node, 0, Purpose::Program)?;
         let table = allocation.memory;
-        let used = if value == EntryValue::EMPTY { 0 } else { Level::ENTRIES as u32 };
+        let used = if value == EntryValue::EMPTY {
+            0
+        } else {
+            Level::ENTRIES as u32
+        };
         self.frames.metadata(table.start()).become_table(used);
         // SAFETY: the frame has just been handed out, to this function alone, and has room for so many entries, all of which are
         // written.
         unsafe {
-            let entries = self.machine().memory(table.range()).cast::<MaybeUninit<EntryValue>>();
+            let entries = self
+                .machine()
+                .memory(table.range())
+                .cast::<MaybeUninit<EntryValue>>();
             NonNull::slice_from_raw_parts(entries, Level::ENTRIES as usize)
                 .as_mut()
                 .fill(MaybeUninit::new(value));

@@ -2,7 +2,7 @@
 
 use homenode_topology::NodeId;
 
-use super::held::Hold;
+use super::held::{Held, Hold};
 use super::{AddressSpace, Found, RangeError};
 use crate::addr::{VirtAddr, VirtRange};
 use crate::attributes::{Attributes, AttributesId, Protection};
@@ -36,11 +36,7 @@ impl<M: Machine> AddressSpace<'_, M> {
     }
 
     /// Gives the attributes of `range` other values; if that takes rights away, translations are dropped everywhere.
-    fn change(
-        &self,
-        range: VirtRange,
-        new: impl Fn(Attributes) -> Attributes,
-    ) -> Result<(), RangeError> {
+    fn change(&self, range: VirtRange, new: impl Fn(Attributes) -> Attributes) -> Result<(), RangeError> {
         let mut flush = false;
         let mut address = Some(range.start());
         let mut result = Ok(());
@@ -210,13 +206,14 @@ impl<M: Machine> AddressSpace<'_, M> {
         retired: &mut RetiredFrames,
         mut change: impl FnMut(super::held::HeldPage<'_>, &mut RetiredFrames) -> Result<(), RangeError>,
     ) -> Result<(), RangeError> {
+        let mut held = Held::new();
         let mut address = Some(range.start());
         while let Some(at) = address.filter(|at| range.contains(*at)) {
-            match self.hold(at, range) {
-                Hold::Pages(held, next) => {
+            match self.hold(at, range, &mut held) {
+                Hold::Pages(next) => {
                     let generation = self.tlb.retire();
                     self.tlb.complete(self.machine(), generation);
-                    for page in held.pages() {
+                    for page in held.take() {
                         change(page, retired)?;
                     }
                     self.frames.free_retired(core::mem::take(retired));

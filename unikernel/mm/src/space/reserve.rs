@@ -113,7 +113,10 @@ impl<M: Machine> AddressSpace<'_, M> {
             };
             if locked.entry(index).load() != EntryValue::EMPTY {
                 // A table from an earlier use, which is on its way out or serves a neighbour.
-                debug_assert!(locked.entry(index).load().is_table(level), "{at} is reserved already");
+                debug_assert!(
+                    locked.entry(index).load().is_table(level),
+                    "{at} is reserved already"
+                );
                 break;
             }
             locked.replace(index, EntryValue::reserved(id));

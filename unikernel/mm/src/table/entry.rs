@@ -280,7 +280,13 @@ mod tests {
     #[test]
     fn a_page_is_marked_as_used_from_the_start() {
         let page = |protection| {
-            EntryValue::page(PhysAddr(0x5000), PageSize::Size4KiB, protection, AttributesId::NONE).flags()
+            EntryValue::page(
+                PhysAddr(0x5000),
+                PageSize::Size4KiB,
+                protection,
+                AttributesId::NONE,
+            )
+            .flags()
         };
         let (used, written) = (Flags::ACCESSED, Flags::ACCESSED | Flags::DIRTY);
         assert!(page(Protection::ReadWrite).contains(written));

@@ -22,9 +22,6 @@ use crate::frame::Frame;
 use crate::machine::Machine;
 use crate::size::{PageSize, Size4KiB};
 
-/// Past so many pages it is cheaper to invalidate all translations than one after the other.
-const INVALIDATE_ONE_BY_ONE: usize = 33;
-
 /// Where the frames of page tables come from.
 ///
 /// # Safety
@@ -232,12 +229,10 @@ impl<M: Machine> PageTable<M> {
         Ok(last)
     }
 
-    /// Unmaps all pages in `range`, calls `unmapped` for each in order of address, and then invalidates the current CPU's
-    /// translations.
+    /// Unmaps all pages in `range`, invalidates the current CPU's translations of each, and calls `unmapped` for it, in order of address.
     ///
-    /// A page is no longer mapped when `unmapped` is called, but all CPUs may still use their translations: its frame must
-    /// not be used otherwise before this has returned and the other CPUs have dropped theirs, or before the caller, which
-    /// may do so in `unmapped`, has made all CPUs drop them.
+    /// The other CPUs may still use their translations: a frame must not be used otherwise before they have dropped them, which is for
+    /// the caller to see to.
     ///
     /// # Errors
     /// If a page lies only partly in the range; nothing has been changed then.
@@ -252,22 +247,13 @@ impl<M: Machine> PageTable<M> {
         if let Some(there) = straddles {
             return Err(UnmapError::Larger(there));
         }
-        let mut pages = [VirtAddr::default(); INVALIDATE_ONE_BY_ONE];
-        let mut count = 0;
         self.visit(range, |there| {
             // Another CPU may have been faster.
             if let Some(last) = self.clear(there.page) {
-                if let Some(slot) = pages.get_mut(count) {
-                    *slot = last.page;
-                }
-                count += 1;
+                self.machine.invalidate_page(last.page);
                 unmapped(last);
             }
         });
-        match pages.get(..count) {
-            Some(pages) => pages.iter().for_each(|page| self.machine.invalidate_page(*page)),
-            None => self.machine.invalidate_all(),
-        }
         Ok(())
     }
 

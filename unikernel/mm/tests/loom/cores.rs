@@ -115,6 +115,14 @@ pub(crate) fn on_cpu<T: Send + 'static>(
     })
 }
 
+/// Does `work` on this thread as if it was this CPU.
+pub(crate) fn as_cpu<R>(cpu: u32, work: impl FnOnce() -> R) -> R {
+    let this = CPU.with(|this| this.replace(cpu));
+    let result = work();
+    CPU.with(|cpu| cpu.set(this));
+    result
+}
+
 /// Lends `value` to threads that all end before `work` does.
 pub(crate) fn lend<T: 'static, R>(value: T, work: impl FnOnce(&'static T) -> R) -> R {
     let value = Box::into_raw(Box::new(value));

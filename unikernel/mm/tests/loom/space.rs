@@ -7,7 +7,7 @@ use homenode_mm::{
 use homenode_topology::{NodeId, PhysAddr};
 use loom::cell::UnsafeCell;
 
-use crate::cores::{Cores, MEMORY, lend, on_cpu};
+use crate::cores::{Cores, MEMORY, as_cpu, lend, on_cpu};
 use crate::frames::allocator;
 
 const PAGE: u64 = 4 << 10;
@@ -117,9 +117,9 @@ fn stray(world: &'static World) -> u64 {
     // The neighbour's table stays, and with it those above.
     world.reserve(TABLE / PAGE);
     world.reserve(0);
-    world.watch(&[0, 1], true);
+    as_cpu(1, || world.engine.set_online(world.frames.machine()));
+    world.watch(&[0, 1], false);
     let other = on_cpu(1, || {
-        world.engine.set_online(world.frames.machine());
         world.reserve(1);
         world.touch(1);
         world.frames.machine().compute_until_done(2);
@@ -204,9 +204,9 @@ fn a_frame_is_reused_after_all_have_dropped_it() {
         world.reserve(0);
         world.touch(0);
         let frame = world.frame(0);
+        as_cpu(1, || world.engine.set_online(world.frames.machine()));
         world.watch(&[0], true);
         let other = on_cpu(1, || {
-            world.engine.set_online(world.frames.machine());
             world.access(0);
             world.frames.machine().compute_until_done(2);
         });

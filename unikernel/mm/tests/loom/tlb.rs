@@ -5,7 +5,7 @@ use homenode_topology::PhysAddr;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cores::{Cores, lend, on_cpu};
+use crate::cores::{Cores, as_cpu, lend, on_cpu};
 
 /// What the entry holds while it maps the frame.
 const FRAME: u64 = 0x5000;
@@ -21,7 +21,8 @@ struct OnePage {
 // SAFETY: the frame's cell is what the models are about: loom reports accesses that nothing orders.
 unsafe impl Sync for OnePage {}
 
-fn one_page(cpus: usize, work: impl FnOnce(&'static OnePage)) {
+/// Lends such a machine to `work`, with CPUs of which those that are `online` have a translation of the page.
+fn one_page(cpus: usize, online: &[u32], work: impl FnOnce(&'static OnePage)) {
     let page = OnePage {
         cores: Cores::new(cpus),
         engine: TlbEngine::new(cpus),
@@ -30,6 +31,12 @@ fn one_page(cpus: usize, work: impl FnOnce(&'static OnePage)) {
     };
     lend(page, |page| {
         page.cores.connect(&page.engine);
+        for cpu in online {
+            as_cpu(*cpu, || {
+                page.engine.set_online(&page.cores);
+                page.cores.cache(Some(PhysAddr(FRAME)));
+            });
+        }
         page.engine.watch();
         work(page);
     });
@@ -53,6 +60,11 @@ impl OnePage {
         self.entry.store(0, Ordering::Relaxed);
         let generation = self.engine.retire();
         self.engine.complete(&self.cores, generation);
+        self.reuse();
+    }
+
+    /// The frame is used for something else.
+    fn reuse(&self) {
         // SAFETY: what the models show.
         self.frame.with_mut(|frame| unsafe { *frame = 1 });
     }
@@ -61,9 +73,8 @@ impl OnePage {
 #[test]
 fn a_frame_is_reused_after_all_cpus_have_dropped_it() {
     model::check(2, || {
-        one_page(2, |page| {
+        one_page(2, &[1], |page| {
             let other = on_cpu(1, || {
-                page.engine.set_online(&page.cores);
                 page.access();
                 page.cores.relax();
                 page.access();
@@ -76,25 +87,27 @@ fn a_frame_is_reused_after_all_cpus_have_dropped_it() {
     });
 }
 
-/// One CPU waits for its own generation, a second one for another, and a third one catches up by itself, in any order.
+/// One CPU takes the page away and looks whether its generation has passed, a second one completes another generation, and a
+/// third one catches up by itself, in any order.
 #[test]
 fn who_catches_up_unasked_drops_what_was_retired_before() {
-    model::check(1, || {
-        one_page(3, |page| {
+    model::check(2, || {
+        one_page(3, &[1], |page| {
             let user = on_cpu(1, || {
-                page.engine.set_online(&page.cores);
-                page.access();
                 page.engine.catch_up(&page.cores);
                 page.access();
-                page.cores.compute_until_done(3);
+                page.cores.compute_until_done(2);
             });
             let advancing = on_cpu(2, || {
                 let generation = page.engine.retire();
                 page.engine.complete(&page.cores, generation);
                 page.cores.compute_until_done(1);
             });
-            page.take_away();
-            page.cores.compute_until_done(1);
+            page.entry.store(0, Ordering::Relaxed);
+            let generation = page.engine.retire();
+            if page.engine.is_complete(generation) {
+                page.reuse();
+            }
             advancing.join().unwrap();
             user.join().unwrap();
         });
@@ -105,7 +118,7 @@ fn who_catches_up_unasked_drops_what_was_retired_before() {
 #[test]
 fn a_cpu_that_comes_online_is_waited_for_or_sees_what_was_unmapped() {
     model::check(1, || {
-        one_page(2, |page| {
+        one_page(2, &[], |page| {
             let late = on_cpu(1, || {
                 // What its walker did before anybody waited for it.
                 let entry = page.entry.load(Ordering::Relaxed);
@@ -124,9 +137,8 @@ fn a_cpu_that_comes_online_is_waited_for_or_sees_what_was_unmapped() {
 #[test]
 fn two_who_complete_at_once_both_return() {
     model::check(1, || {
-        one_page(2, |page| {
+        one_page(2, &[0, 1], |page| {
             let complete = || {
-                page.engine.set_online(&page.cores);
                 let generation = page.engine.retire();
                 page.engine.complete(&page.cores, generation);
                 page.cores.compute_until_done(2);

@@ -74,7 +74,7 @@ impl Model {
     fn bound(&self, cpus: u64) -> u64 {
         let slots = self.count.iter().filter(|(size, _)| **size < GIB);
         let peaks: u64 = slots.map(|(size, (_, peak))| size * peak).sum();
-        let kept = (13..30).map(|shift| 3 * (1 << shift) * (64 * MIB >> shift).clamp(2, 16));
+        let kept = (13..30).map(|shift| 3 * (1 << shift) * ((64 * MIB) >> shift).clamp(2, 16));
         (peaks + cpus * kept.sum::<u64>()).next_multiple_of(GIB)
     }
 

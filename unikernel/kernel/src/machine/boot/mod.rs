@@ -16,8 +16,8 @@ use homenode_topology::{
 use super::housekeeping::{self, Keeper};
 use super::traps::vector;
 use super::{
-    apic, clock, cpu, crash, heap, logger, memory, net, percpu, power, program, program_memory, rtc, sched, serial,
-    smp, sys,
+    apic, clock, cpu, crash, heap, logger, memory, net, percpu, power, program, program_memory, rtc, sched,
+    serial, smp, sys,
 };
 use crate::cmdline::{self, CommandLine};
 use crate::firmware::Tables;
