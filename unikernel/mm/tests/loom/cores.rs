@@ -2,6 +2,7 @@
 
 use std::alloc::{self, Layout};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock};
 
@@ -17,15 +18,60 @@ loom::thread_local! {
 /// Memory from address 0 on, aligned so that its largest page is 2 MiB.
 pub(crate) const MEMORY: u64 = 16 << 20;
 
+const PAGE: u64 = 4 << 10;
+
 /// A CPU. Only its own thread looks at its TLB, at moments when loom does not switch.
 struct Core {
     interrupted: AtomicBool,
     translation: Mutex<Option<PhysAddr>>,
 }
 
+thread_local! {
+    // All executions of a model run on one thread, and memory that the host has to provide anew would take most of their time.
+    static SPARE: Cell<Option<Memory>> = const { Cell::new(None) };
+}
+
+/// Memory, zeros but for the pages that somebody has asked for.
+struct Memory {
+    first: NonNull<u8>,
+    asked: Mutex<BTreeSet<u64>>,
+}
+
+impl Memory {
+    fn layout() -> Layout {
+        Layout::from_size_align(MEMORY as usize, 2 << 20).unwrap()
+    }
+
+    fn new() -> Self {
+        SPARE.take().unwrap_or_else(|| {
+            // SAFETY: the layout has a size.
+            let first = unsafe { alloc::alloc_zeroed(Self::layout()) };
+            Self {
+                first: NonNull::new(first).unwrap(),
+                asked: Mutex::default(),
+            }
+        })
+    }
+
+    fn at(&self, address: u64) -> NonNull<u8> {
+        // SAFETY: the callers give addresses below `MEMORY`.
+        unsafe { self.first.add(address as usize) }
+    }
+
+    /// Makes it new again, for the next execution.
+    fn give_back(self) {
+        for page in std::mem::take(&mut *self.asked.lock().unwrap()) {
+            // SAFETY: whoever has used the page has gone.
+            unsafe { self.at(page * PAGE).write_bytes(0, PAGE as usize) };
+        }
+        SPARE.set(Some(self));
+    }
+}
+
 /// A machine of a few CPUs.
 pub(crate) struct Cores {
-    memory: NonNull<u8>,
+    /// `None` when it has been given back.
+    memory: Option<Memory>,
     cores: Vec<Core>,
     tlb: OnceLock<&'static TlbEngine>,
     /// How many have done their work.
@@ -37,20 +83,14 @@ unsafe impl Send for Cores {}
 // SAFETY: as above.
 unsafe impl Sync for Cores {}
 
-fn layout() -> Layout {
-    Layout::from_size_align(MEMORY as usize, 2 << 20).unwrap()
-}
-
 impl Cores {
     pub(crate) fn new(cpus: usize) -> Self {
-        // SAFETY: the layout has a size.
-        let memory = unsafe { alloc::alloc_zeroed(layout()) };
         let core = || Core {
             interrupted: AtomicBool::new(false),
             translation: Mutex::default(),
         };
         Self {
-            memory: NonNull::new(memory).unwrap(),
+            memory: Some(Memory::new()),
             cores: std::iter::repeat_with(core).take(cpus).collect(),
             tlb: OnceLock::new(),
             done: AtomicUsize::new(0),
@@ -99,8 +139,7 @@ impl Cores {
 
 impl Drop for Cores {
     fn drop(&mut self) {
-        // SAFETY: `new` has allocated it.
-        unsafe { alloc::dealloc(self.memory.as_ptr(), layout()) };
+        self.memory.take().into_iter().for_each(Memory::give_back);
     }
 }
 
@@ -138,8 +177,10 @@ pub(crate) fn lend<T: 'static, R>(value: T, work: impl FnOnce(&'static T) -> R) 
 unsafe impl Machine for Cores {
     fn memory(&self, range: PhysRange) -> NonNull<u8> {
         assert!(!range.is_empty() && range.end.0 <= MEMORY, "{range}");
-        // SAFETY: in bounds, by the check above.
-        unsafe { self.memory.add(range.start.0 as usize) }
+        let memory = self.memory.as_ref().expect("it is given back last");
+        let pages = range.start.0 / PAGE..range.end.0.div_ceil(PAGE);
+        memory.asked.lock().unwrap().extend(pages);
+        memory.at(range.start.0)
     }
 
     fn cpu(&self) -> CpuId {

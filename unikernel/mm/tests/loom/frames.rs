@@ -44,7 +44,7 @@ fn check(preemptions: usize, cpus: usize, scenario: fn(&'static FrameAllocator<C
 
 #[test]
 fn a_cache_is_emptied_while_its_cpu_uses_it() {
-    check(2, 2, |frames| {
+    check(4, 2, |frames| {
         let other = on_cpu(1, || frames.drain());
         let (first, second) = (take(frames), take(frames));
         assert_ne!(first, second);
@@ -56,7 +56,7 @@ fn a_cache_is_emptied_while_its_cpu_uses_it() {
 
 #[test]
 fn no_frame_is_handed_out_twice() {
-    check(1, 3, |frames| {
+    check(4, 3, |frames| {
         let taking = on_cpu(1, || take(frames));
         let draining = on_cpu(2, || frames.drain());
         let mine = take(frames);
@@ -72,7 +72,7 @@ fn no_frame_is_handed_out_twice() {
 /// What is put into a cache behind the back of one who empties it is noted, so that the next one finds it.
 #[test]
 fn nothing_stays_in_a_cache_that_is_thought_empty() {
-    check(2, 2, |frames| {
+    check(4, 2, |frames| {
         let frame = take(frames);
         let other = on_cpu(1, || frames.drain());
         frames.free(frame);

@@ -145,7 +145,7 @@ fn nothing_is_put_into_a_stray_table_under_the_coarse_lock() {
 /// Two CPUs touch the same page at once.
 #[test]
 fn a_page_that_two_touch_comes_once() {
-    check(1, LockScheme::Split, |world| {
+    check(4, LockScheme::Split, |world| {
         world.reserve(0);
         world.watch(&[0], false);
         let other = on_cpu(1, || {
@@ -163,7 +163,7 @@ fn a_page_that_two_touch_comes_once() {
 /// Two CPUs change different entries of one table; both are counted, or the table would be lost or reclaimed too early.
 #[test]
 fn the_number_of_used_entries_is_right() {
-    check(2, LockScheme::Split, |world| {
+    check(4, LockScheme::Split, |world| {
         world.reserve(2);
         world.watch(&[0, 1], false);
         let other = on_cpu(1, || world.reserve(1));
@@ -181,7 +181,7 @@ fn the_number_of_used_entries_is_right() {
 /// Two CPUs need the same table, which is not there yet.
 #[test]
 fn a_table_that_two_need_comes_once() {
-    check(2, LockScheme::Split, |world| {
+    check(4, LockScheme::Split, |world| {
         world.reserve(TABLE / PAGE);
         world.watch(&[0], false);
         let other = on_cpu(1, || {
@@ -200,7 +200,7 @@ fn a_table_that_two_need_comes_once() {
 /// One CPU takes a page's memory away and uses the frame for something else, while another one reads the page.
 #[test]
 fn a_frame_is_reused_after_all_have_dropped_it() {
-    check(2, LockScheme::Split, |world| {
+    check(4, LockScheme::Split, |world| {
         world.reserve(0);
         world.touch(0);
         let frame = world.frame(0);
@@ -222,7 +222,7 @@ fn a_frame_is_reused_after_all_have_dropped_it() {
 /// A new table is seen as it was filled by whoever comes to it.
 #[test]
 fn a_new_table_is_seen_filled() {
-    check(1, LockScheme::Split, |world| {
+    check(4, LockScheme::Split, |world| {
         world.reserve(TABLE / PAGE);
         // A whole reservation of a table's size is one entry above, until a part of it is touched.
         let whole = VirtRange::new(world.addresses.start(), TABLE).unwrap();

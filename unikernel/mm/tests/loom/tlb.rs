@@ -72,7 +72,7 @@ impl OnePage {
 
 #[test]
 fn a_frame_is_reused_after_all_cpus_have_dropped_it() {
-    model::check(2, || {
+    model::check(4, || {
         one_page(2, &[1], |page| {
             let other = on_cpu(1, || {
                 page.access();
@@ -91,7 +91,7 @@ fn a_frame_is_reused_after_all_cpus_have_dropped_it() {
 /// third one catches up by itself, in any order.
 #[test]
 fn who_catches_up_unasked_drops_what_was_retired_before() {
-    model::check(2, || {
+    model::check(4, || {
         one_page(3, &[1], |page| {
             let user = on_cpu(1, || {
                 page.engine.catch_up(&page.cores);
@@ -117,7 +117,7 @@ fn who_catches_up_unasked_drops_what_was_retired_before() {
 /// A CPU that comes late is not waited for, and finds the page gone; or it is waited for.
 #[test]
 fn a_cpu_that_comes_online_is_waited_for_or_sees_what_was_unmapped() {
-    model::check(1, || {
+    model::check(4, || {
         one_page(2, &[], |page| {
             let late = on_cpu(1, || {
                 // What its walker did before anybody waited for it.
@@ -136,7 +136,7 @@ fn a_cpu_that_comes_online_is_waited_for_or_sees_what_was_unmapped() {
 
 #[test]
 fn two_who_complete_at_once_both_return() {
-    model::check(1, || {
+    model::check(4, || {
         one_page(2, &[0, 1], |page| {
             let complete = || {
                 let generation = page.engine.retire();
