@@ -85,6 +85,8 @@ impl Killer {
         cargo
             .args(["--message-format=json-render-diagnostics", "--target-dir"])
             .arg(target)
+            // A mutant changes a line or two.
+            .env("CARGO_INCREMENTAL", "1")
             .current_dir(&copy.source);
         cargo
     }

@@ -153,6 +153,7 @@ fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summa
         model: Model::default(),
         profile: Cell::new(Profile::choose(&hardware.random)),
         phase: Cell::new(Phase::Run),
+        rest: Cell::new(0),
         resting: Cell::new(0),
         began: vec![Cell::new(0); config.cores],
         log: RefCell::new(Log::new(config.trace)),

@@ -48,6 +48,8 @@ pub(crate) struct Program<'a> {
     pub(crate) model: Model,
     pub(crate) profile: Cell<Profile>,
     pub(crate) phase: Cell<Phase>,
+    /// How many rests there have been with the current one, and how many cores have come to it.
+    pub(crate) rest: Cell<u64>,
     pub(crate) resting: Cell<usize>,
     /// When each core's operation began, in the time of memory.
     pub(crate) began: Vec<Cell<u32>>,
@@ -64,14 +66,17 @@ impl<'a> Program<'a> {
         self.tlb.set_online(self.hardware);
         self.hardware.load_root();
         let mut short = false;
+        let mut rest = 0;
         loop {
             match self.phase.get() {
                 Phase::Run => short = self.operate(short),
                 Phase::Rest => {
-                    self.resting.set(self.resting.get() + 1);
-                    while self.phase.get() == Phase::Rest {
-                        self.hardware.relax();
+                    // A core that was not chosen for long may meet the next rest before it has noticed that this one is over.
+                    if rest != self.rest.get() {
+                        rest = self.rest.get();
+                        self.resting.set(self.resting.get() + 1);
                     }
+                    self.hardware.relax();
                 }
                 Phase::Release => match self.model.regions().into_iter().find(|region| region.is_idle()) {
                     Some(region) => self.release(&region),

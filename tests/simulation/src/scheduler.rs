@@ -60,7 +60,8 @@ fn take_turns(
     let mut waits = 0;
     let mut audits = 0;
     let mut next_audit = config.audit_every;
-    let (mut done, mut turns) = (0, 0);
+    let mut progress = (0, Phase::Run);
+    let mut turns = 0;
     while cores.iter().any(|core| !core.done()) {
         match &mut starved {
             Some(Starved { turns, .. }) if *turns > 0 && waits < 4 * cores.len() => *turns -= 1,
@@ -94,14 +95,19 @@ fn take_turns(
             hardware.speculate();
         }
         turns += 1;
-        if program.done.get() > done || program.phase.get() != Phase::Run {
-            (done, turns) = (program.done.get(), 0);
+        if progress != (program.done.get(), program.phase.get()) {
+            progress = (program.done.get(), program.phase.get());
+            turns = 0;
         }
+        let (done, phase) = progress;
         if turns > MOST_TURNS {
             return Err(format!("no operation has ended in {MOST_TURNS} turns"));
         }
-        match program.phase.get() {
-            Phase::Run if done >= next_audit.min(config.steps) => program.phase.set(Phase::Rest),
+        match phase {
+            Phase::Run if done >= next_audit.min(config.steps) => {
+                program.rest.set(program.rest.get() + 1);
+                program.phase.set(Phase::Rest);
+            }
             Phase::Rest if program.resting.get() == cores.len() => {
                 program.audit().map_err(|Violation(what)| what)?;
                 audits += 1;

@@ -11,7 +11,7 @@ use core::ptr;
 use core::sync::atomic;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread_local;
 
 use loom::cell::UnsafeCell;
@@ -28,8 +28,11 @@ thread_local! {
     static VALUES: RefCell<HashMap<usize, Rc<UnsafeCell<()>>>> = RefCell::default();
 }
 
-/// Explores `model`, in which at most `preemptions` times a thread loses its turn where it could go on.
+/// Explores `model`, in which at most `preemptions` times a thread loses its turn where it could go on. Models take turns: each
+/// execution maps and unmaps stacks, at which a process's threads would only hold each other up.
 pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.max_branches = 20_000;
