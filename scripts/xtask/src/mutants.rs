@@ -85,8 +85,9 @@ impl Killer {
         cargo
             .args(["--message-format=json-render-diagnostics", "--target-dir"])
             .arg(target)
-            // A mutant changes a line or two.
+            // A mutant changes a line or two. Now and then what is built incrementally and optimised across parts does not link.
             .env("CARGO_INCREMENTAL", "1")
+            .envs(["CARGO_PROFILE_DEV_LTO", "CARGO_PROFILE_RELEASE_LTO"].map(|profile| (profile, "off")))
             .current_dir(&copy.source);
         cargo
     }

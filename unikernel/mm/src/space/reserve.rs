@@ -245,3 +245,25 @@ impl<M: Machine> AddressSpace<'_, M> {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Whatever its size: also one that would fill its slot, with the next slot right behind it.
+    #[test]
+    fn a_guard_follows_each_reservation() {
+        let (small, huge) = (Size4KiB::BYTES, Size2MiB::BYTES);
+        let guard = |bytes: u64| {
+            with_guard(bytes).map(|taken| (taken % small, taken - bytes.next_multiple_of(small)))
+        };
+        for bytes in [1, small - 1, small, small + 1, huge - small] {
+            assert_eq!(guard(bytes), Some((0, small)), "{bytes:#x}");
+        }
+        for bytes in [huge, huge + 1, 512 * huge, (1 << 46) - huge] {
+            assert_eq!(guard(bytes), Some((0, huge)), "{bytes:#x}");
+        }
+        assert_eq!(with_guard(u64::MAX), None);
+        assert_eq!(with_guard(u64::MAX - huge), None);
+    }
+}
