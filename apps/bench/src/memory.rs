@@ -9,6 +9,7 @@ use homenode::Node;
 use homenode::mem::{Options, PageSize, Pages, Policy, Protection, Region, RegionError, Reservation};
 use homenode::phase::Phase;
 use homenode::println;
+use homenode::sync::Barrier;
 use homenode::thread::{self, Builder};
 
 use crate::Failure;
@@ -30,6 +31,12 @@ const SMALL_PAGES: usize = 8192;
 /// How often memory is taken and given back while other threads compute.
 const SMALL_UNMAPS: usize = 1000;
 const HUGE_UNMAPS: usize = 200;
+/// How often each thread takes memory and gives it back while all others do, too.
+const UNMAPS_AT_ONCE: usize = 200;
+/// How often threads take memory, give it back and meet.
+const ROUNDS: usize = 200;
+/// 4 KiB pages of a thread's region in such a round.
+const ROUND_PAGES: usize = 4;
 
 /// First touches of 4 KiB and of 2 MiB pages, and 2 MiB pages taken without a fault.
 pub(crate) fn faults(threads: usize) -> Result<(), Failure> {
@@ -136,12 +143,19 @@ fn touch(reservation: &Pages, first: usize, pages: usize, size: PageSize) {
     }
 }
 
-/// One thread takes, touches and gives back, while the others compute.
+/// Taking, touching and giving back: by one thread while the others compute, by all at once, and by all in rounds.
 pub(crate) fn unmap(threads: usize) -> Result<(), Failure> {
     const PAGES: usize = 16;
     const SIZE: PageSize = PageSize::Size4KiB;
     let unmap = |count| (0..count).try_for_each(|_| touched(PAGES, SIZE).map(drop));
     beside(Phase::<0x20>::new("unmap_16"), threads, SMALL_UNMAPS, unmap)?;
+    measure(
+        Phase::<0x26>::new("unmap_16_all"),
+        threads,
+        UNMAPS_AT_ONCE,
+        threads * UNMAPS_AT_ONCE,
+        unmap,
+    )?;
     let pages = touched(PAGES, SIZE)?;
     let protect = |count| {
         for _ in 0..count {
@@ -162,7 +176,35 @@ pub(crate) fn unmap(threads: usize) -> Result<(), Failure> {
         }
         Ok(())
     };
-    beside(Phase::<0x24>::new("unmap_2m"), threads, HUGE_UNMAPS, unmap)
+    beside(Phase::<0x24>::new("unmap_2m"), threads, HUGE_UNMAPS, unmap)?;
+    fork_join(threads)
+}
+
+/// In each round, every thread takes a few pages, works on them, gives them back, and meets the others. An operation is a thread's
+/// round.
+fn fork_join(threads: usize) -> Result<(), Failure> {
+    const PHASE: Phase<0x28> = Phase::new("fork_join_4");
+    let barrier = Barrier::new(threads);
+    measure(PHASE, threads, ROUNDS, threads * ROUNDS, |rounds| {
+        let mut result = Ok(());
+        for _ in 0..rounds {
+            result = result.and_then(|()| work_on_own_pages());
+            // Whoever could not work meets the others all the same: they wait.
+            barrier.wait();
+        }
+        result
+    })
+}
+
+/// A thread's part of a round.
+fn work_on_own_pages() -> Result<(), Failure> {
+    const WORDS: usize = ROUND_PAGES * PageSize::Size4KiB.bytes() as usize / size_of::<u64>();
+    let mut region = Region::<u64>::new(WORDS, Policy::Local)?;
+    (0..)
+        .zip(region.iter_mut())
+        .for_each(|(number, word)| *word = number);
+    hint::black_box(region.iter().sum::<u64>());
+    Ok(())
 }
 
 /// Measures `work(operations)` by the calling thread, after a warm-up, while other threads compute.
@@ -178,7 +220,7 @@ fn beside<const NUMBER: u8>(
         work(operations)?;
         Ok(meter.end())
     })?;
-    measured.announce(operations, threads);
+    measured.announce_beside(operations, threads);
     Ok(())
 }
 

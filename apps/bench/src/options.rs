@@ -18,7 +18,8 @@ GROUP is all, or one of
             in a GiB of addresses of its own (fault_2m_1g) and in a slice of one array (fault_2m_shared); by asking for it
             (populate_2m). Fewer pages where memory is short: a line says so
   unmap     memory is taken, touched and given back while the other threads compute: unmap_16 (16 pages of 4 KiB), unmap_2m
-            (a page of 2 MiB); protect_16 takes the right to write from 16 pages of 4 KiB and gives it back
+            (a page of 2 MiB); protect_16 takes the right to write from 16 pages of 4 KiB and gives it back. All threads at once:
+            unmap_16_all; in fork_join_4 they work on 4 pages each, and meet after each round
   grid      grid_N_T: N pages of 2 MiB are touched, then T threads are started that read a word of each 10 times
   threads   thread_create_join: one thread for each CPU is started and joined, again and again
   exit      thread_exit_T: T blocked threads are woken, end and are joined
@@ -97,7 +98,13 @@ impl Group {
                 "fault_2m_shared",
                 "populate_2m",
             ],
-            Self::Unmap => &["unmap_16", "protect_16", "unmap_2m"],
+            Self::Unmap => &[
+                "unmap_16",
+                "unmap_16_all",
+                "protect_16",
+                "unmap_2m",
+                "fork_join_4",
+            ],
             Self::Grid => &["grid_100_100", "grid_100_1000"],
             Self::Threads => &["thread_create_join"],
             Self::Exit => &["thread_exit_512", "thread_exit_1024"],

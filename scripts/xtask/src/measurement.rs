@@ -83,7 +83,35 @@ impl Interrupts {
     }
 }
 
-/// What the system's own kernel counted in a phase besides: `counters NN NAME=K...`, as the locks of page tables that it took.
+/// What the rest of the program did while one of its threads did a phase's operations: `beside NN computing=C microseconds=U`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beside {
+    /// How many CPUs computed, without calling the kernel.
+    pub computing: u32,
+    /// How long, by the guest's clock, in microseconds. A kernel that puts work off for at most so long can interrupt each of these
+    /// CPUs only so often.
+    pub microseconds: u64,
+}
+
+impl Beside {
+    /// Reads a line of the console: the phase's number, and what was beside it.
+    fn parse(line: &str) -> Option<(u8, Self)> {
+        let mut words = line.trim_end().strip_prefix("beside ")?.split(' ');
+        let number = words.next()?.parse().ok()?;
+        let computing = words.next()?.strip_prefix("computing=")?.parse().ok()?;
+        let microseconds = words.next()?.strip_prefix("microseconds=")?.parse().ok()?;
+        words.next().is_none().then_some((
+            number,
+            Self {
+                computing,
+                microseconds,
+            },
+        ))
+    }
+}
+
+/// What the system's own kernel counted in a phase besides: `counters NN NAME=K...`, as the locks of page tables that it took, and the
+/// flushes of the TLB. A phase may have several such lines.
 fn parse_counters(line: &str) -> Option<(u8, BTreeMap<String, u64>)> {
     let mut words = line.trim_end().strip_prefix("counters ")?.split(' ');
     let number = words.next()?.parse().ok()?;
@@ -251,6 +279,9 @@ pub struct Phase {
     /// Interrupts, where the kernel said how many.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupts: Option<Interrupts>,
+    /// What the program did beside the operations, where that was computing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beside: Option<Beside>,
     /// What else the kernel counted, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counters: BTreeMap<String, u64>,
@@ -263,6 +294,13 @@ impl Phase {
     /// A count of the phase for one of its operations.
     pub fn per_operation(&self, count: u64) -> f64 {
         count as f64 / self.operations as f64
+    }
+
+    /// How often the whole phase interrupted a CPU that computed beside it for a flush of the TLB, on average. The thread that does the
+    /// operations is taken to have asked for all flushes and to have got no such interrupt itself.
+    pub fn flushes_per_computing_cpu(&self) -> Option<f64> {
+        let Beside { computing, .. } = self.beside.filter(|beside| beside.computing > 0)?;
+        Some(self.interrupts?.flush as f64 / f64::from(computing))
     }
 }
 
@@ -286,8 +324,11 @@ impl Measurement {
             "a phase of the program ended without having begun"
         );
         let interrupts: BTreeMap<u8, Interrupts> = console.lines().filter_map(Interrupts::parse).collect();
-        let mut counters: BTreeMap<u8, BTreeMap<String, u64>> =
-            console.lines().filter_map(parse_counters).collect();
+        let beside: BTreeMap<u8, Beside> = console.lines().filter_map(Beside::parse).collect();
+        let mut counters = BTreeMap::<u8, BTreeMap<String, u64>>::new();
+        for (number, counted) in console.lines().filter_map(parse_counters) {
+            counters.entry(number).or_default().extend(counted);
+        }
         let mut measurement = Self::default();
         for line in console.lines() {
             measurement.skipped.extend(Skipped::parse(line));
@@ -318,6 +359,7 @@ impl Measurement {
                 instructions,
                 string_iterations,
                 interrupts: interrupts.get(&number).copied(),
+                beside: beside.get(&number).copied(),
                 counters: counters.remove(&number).unwrap_or_default(),
                 memory,
             });
@@ -343,7 +385,8 @@ mod tests {
             "by_code": {"kernel": {"shared_line_writes": 3}, "app": {"shared_line_writes": 2}, "bulk": {"shared_line_writes": 2}}}}]}"#;
 
     const CONSOLE: &str = "[ 0.1] boot\nskipped y: needs a thing: really\nphase 2 x ops=100 cpus=4\r\ninterrupts 2 timer=1 wake=2 flush=3\r\n\
-         counters 2 table_locks=5 table_locks_contended=0\ncounters 2 x\nphase\nend\n";
+         beside 2 computing=2 microseconds=1500\r\ncounters 2 table_locks=5 table_locks_contended=0\ncounters 2 x\n\
+         counters 2 tlb_retired=9\nbeside 2 computing=9\nphase\nend\n";
 
     fn measure(console: &str, report: &str) -> Result<Measurement> {
         Measurement::new(console, &Report::parse(report)?)
@@ -365,12 +408,24 @@ mod tests {
             flush: 3,
         };
         assert_eq!(phase.interrupts, Some(expected));
+        let expected = Beside {
+            computing: 2,
+            microseconds: 1500,
+        };
+        assert_eq!(phase.beside, Some(expected));
         let counters: Vec<_> = phase
             .counters
             .iter()
             .map(|(name, &count)| (name.as_str(), count))
             .collect();
-        assert_eq!(counters, [("table_locks", 5), ("table_locks_contended", 0)]);
+        assert_eq!(
+            counters,
+            [
+                ("table_locks", 5),
+                ("table_locks_contended", 0),
+                ("tlb_retired", 9)
+            ]
+        );
         let [skipped] = measurement.skipped.as_slice() else {
             panic!("{measurement:?}")
         };
@@ -378,6 +433,18 @@ mod tests {
             (skipped.name.as_str(), skipped.reason.as_str()),
             ("y", "needs a thing: really")
         );
+    }
+
+    #[test]
+    fn flushes_are_shared_out_to_the_cpus_that_computed() {
+        let phase = |console: &str| measure(console, TOTALS).unwrap().phases.remove(0);
+        assert_eq!(phase(CONSOLE).flushes_per_computing_cpu(), Some(1.5));
+        let alone = CONSOLE.replace("computing=2", "computing=0");
+        assert_eq!(phase(&alone).flushes_per_computing_cpu(), None);
+        let uncounted = CONSOLE.replace("interrupts", "-");
+        assert_eq!(phase(&uncounted).flushes_per_computing_cpu(), None);
+        let together = CONSOLE.replace("beside", "-");
+        assert_eq!(phase(&together).flushes_per_computing_cpu(), None);
     }
 
     #[test]

@@ -14,20 +14,25 @@
 //! | `metrics.linger=TIME` | how long the metrics stay after the program's end | 0 s |
 //! | `housekeeping=CPU` | the CPU that does the network and nothing of the program | none |
 //! | `ptlock=split`, `ptlock=coarse` | a lock for each page-table page, or one for all, for comparison | `split` |
+//! | `tlb.lazy=on`, `tlb.lazy=off` | whether memory that is given back waits for CPUs to drop their translations by themselves | `on` |
+//! | `tlb.deadline=TIME` | how long it waits before they are interrupted | 10 ms |
+//! | `tlb.pending_max=SIZE` | how much of it may wait on each node | 1/32 of the node's memory |
+//! | `tlb.range_max=PAGES` | the most pages that CPUs drop one by one | 33 |
 
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::Ipv4Addr;
+use core::ops::RangeInclusive;
 use core::str::FromStr;
 use core::time::Duration;
 
-use homenode_mm::LockScheme;
-use homenode_topology::CpuId;
+use homenode_mm::{LockScheme, TlbEngine};
+use homenode_topology::{Bytes, CpuId};
 use log::LevelFilter;
 
 /// All kernel words, for the search for the nearest one.
-const WORDS: [&str; 7] = [
+const WORDS: [&str; 11] = [
     "log",
     "numa",
     "ip",
@@ -35,7 +40,17 @@ const WORDS: [&str; 7] = [
     "metrics.linger",
     "housekeeping",
     "ptlock",
+    "tlb.lazy",
+    "tlb.deadline",
+    "tlb.pending_max",
+    "tlb.range_max",
 ];
+
+/// What `tlb.deadline=` takes.
+const DEADLINES: RangeInclusive<Duration> = Duration::from_micros(1)..=Duration::from_secs(60);
+
+/// The most that `tlb.range_max=` takes.
+const MOST_RANGE_PAGES: u32 = 512;
 
 /// The word between the kernel's and the program's.
 const SEPARATOR: &str = "--";
@@ -57,6 +72,8 @@ pub(crate) struct CommandLine {
     pub(crate) housekeeping: Option<CpuId>,
     /// How page-table pages are locked.
     pub(crate) page_table_locks: LockScheme,
+    /// What becomes of memory that is given back.
+    pub(crate) tlb: Tlb,
     /// The program's arguments.
     pub(crate) arguments: Vec<String>,
 }
@@ -71,7 +88,32 @@ impl Default for CommandLine {
             metrics_linger: Duration::ZERO,
             housekeeping: None,
             page_table_locks: LockScheme::Split,
+            tlb: Tlb::default(),
             arguments: Vec::new(),
+        }
+    }
+}
+
+/// What becomes of memory that is given back, until no CPU has translations of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tlb {
+    /// Whether it waits until CPUs drop them by themselves.
+    pub(crate) lazy: bool,
+    /// How long it waits before they are interrupted: not 0.
+    pub(crate) deadline: Duration,
+    /// How many bytes may wait on each node, if the line says so.
+    pub(crate) pending_max_bytes: Option<u64>,
+    /// The most pages that CPUs drop one by one.
+    pub(crate) range_max_pages: u32,
+}
+
+impl Default for Tlb {
+    fn default() -> Self {
+        Self {
+            lazy: true,
+            deadline: Duration::from_millis(10),
+            pending_max_bytes: None,
+            range_max_pages: TlbEngine::RANGE_MAX_PAGES,
         }
     }
 }
@@ -232,6 +274,31 @@ impl CommandLine {
                     "coarse" => LockScheme::Coarse,
                     _ => return Err(bad_value("ptlock=split or ptlock=coarse")),
                 };
+            }
+            "tlb.lazy" => {
+                self.tlb.lazy = match value {
+                    "on" => true,
+                    "off" => false,
+                    _ => return Err(bad_value("tlb.lazy=on or tlb.lazy=off")),
+                };
+            }
+            "tlb.deadline" => {
+                self.tlb.deadline = duration(value)
+                    .filter(|deadline| DEADLINES.contains(deadline))
+                    .ok_or_else(|| bad_value("tlb.deadline= with a time from 1us to 60s, such as 10ms"))?;
+            }
+            "tlb.pending_max" => {
+                let Bytes(bytes) = value.parse().map_err(|_| {
+                    bad_value("tlb.pending_max= with a size, such as 64M; 0 lets nothing wait")
+                })?;
+                self.tlb.pending_max_bytes = Some(bytes);
+            }
+            "tlb.range_max" => {
+                self.tlb.range_max_pages = number(value)
+                    .filter(|&pages| pages <= MOST_RANGE_PAGES)
+                    .ok_or_else(|| {
+                        bad_value("tlb.range_max= with a number of pages from 0 to 512; 0 drops all translations each time")
+                    })?;
             }
             _ => {
                 return Err(Error::UnknownWord {
@@ -409,7 +476,8 @@ mod tests {
     #[test]
     fn every_word_is_understood() {
         let line = parsed(
-            "log=debug numa=fake=4 ip=192.168.7.2/24,192.168.7.1 metrics.port=80 metrics.linger=2m housekeeping=3\tnuma=off ptlock=coarse -- --n 128",
+            "log=debug numa=fake=4 ip=192.168.7.2/24,192.168.7.1 metrics.port=80 metrics.linger=2m housekeeping=3\tnuma=off ptlock=coarse \
+             tlb.lazy=off tlb.deadline=500us tlb.pending_max=64M tlb.range_max=0 -- --n 128",
         );
         let expected = CommandLine {
             log: LevelFilter::Debug,
@@ -423,6 +491,12 @@ mod tests {
             metrics_linger: Duration::from_secs(120),
             housekeeping: Some(CpuId(3)),
             page_table_locks: LockScheme::Coarse,
+            tlb: Tlb {
+                lazy: false,
+                deadline: Duration::from_micros(500),
+                pending_max_bytes: Some(64 << 20),
+                range_max_pages: 0,
+            },
             arguments: ["--n", "128"].map(String::from).into(),
         };
         assert_eq!(line, expected);
@@ -493,7 +567,8 @@ mod tests {
         for wrong in ["é=1", "heapsize=1", "x"] {
             assert!(
                 message(wrong).contains(
-                    "there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping=, ptlock= ("
+                    "there are log=, numa=, ip=, metrics.port=, metrics.linger=, housekeeping=, ptlock=, \
+                     tlb.lazy=, tlb.deadline=, tlb.pending_max=, tlb.range_max= ("
                 ),
                 "{}",
                 message(wrong)
@@ -531,6 +606,14 @@ mod tests {
             ("metrics.linger=30", "such as 30s"),
             ("housekeeping=last", "number of a CPU"),
             ("ptlock=fine", "ptlock=split or ptlock=coarse"),
+            ("tlb.lazy=yes", "tlb.lazy=on or tlb.lazy=off"),
+            ("tlb.deadline=0ms", "1us to 60s"),
+            ("tlb.deadline=10", "1us to 60s"),
+            ("tlb.deadline=2m", "1us to 60s"),
+            ("tlb.pending_max=much", "a size, such as 64M"),
+            ("tlb.pending_max=", "a size, such as 64M"),
+            ("tlb.range_max=513", "0 to 512"),
+            ("tlb.range_max=-1", "0 to 512"),
         ];
         for (word, remedy) in remedies {
             let message = message(&format!("log=info {word} -- log=loud"));
@@ -561,7 +644,7 @@ mod tests {
 
         #[test]
         fn nothing_like_a_command_line_panics(
-            text in r#"((log|numa|ip|metrics\.port|metrics\.linger|housekeeping|ptlock|--)[= "\\]?[0-9a-z./,é"\\ ]{0,12} ?){0,5}"#,
+            text in r#"((log|numa|ip|metrics\.port|metrics\.linger|housekeeping|ptlock|tlb\.lazy|tlb\.deadline|tlb\.pending_max|tlb\.range_max|--)[= "\\]?[0-9a-z./,é"\\ ]{0,12} ?){0,5}"#,
         ) {
             if let Err(error) = parse(text.as_bytes()) {
                 prop_assert!(!error.to_string().is_empty());

@@ -172,6 +172,23 @@ pub struct TableLocks {
     pub contended: u64,
 }
 
+/// What all CPUs have done about each other's translations since boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TlbCounts {
+    /// How often a CPU did not wait for the others' safe points.
+    pub forced: u64,
+    /// CPUs that were interrupted for that.
+    pub interrupts_sent: u64,
+    /// How often a CPU dropped translations for which others wait.
+    pub catch_ups: u64,
+    /// Ranges that were given back and that wait, or have waited.
+    pub retired: u64,
+    /// How often a CPU dropped all of its translations.
+    pub flush_all: u64,
+    /// How often a CPU dropped the translation of one page.
+    pub flush_one: u64,
+}
+
 /// Where console output goes when there is a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
@@ -197,6 +214,10 @@ const _: () = {
     let _: fn() -> Duration = sys::wall_clock;
     let _: fn() -> Option<Interrupts> = sys::interrupts;
     let _: fn() -> Option<TableLocks> = sys::table_locks;
+    let _: fn() -> Option<TlbCounts> = sys::tlb_counts;
+    let _: fn() = sys::quiesce;
+    let _: fn() = sys::drain;
+    let _: fn() -> &'static str = sys::tlb_mode;
     let _: fn(u8) -> ! = sys::exit;
     let _: fn(Stream, &[u8]) = sys::write_console;
     let _: fn(Policy) = sys::set_thread_policy;
@@ -210,6 +231,7 @@ const _: () = {
     let _: unsafe fn(NonNull<u8>, usize, NodeId) -> Result<usize, OutOfMemory> = sys::move_pages;
     let _: unsafe fn(NonNull<u8>) -> Option<Page> = sys::query;
     let _: unsafe fn(NonNull<u8>, usize) = sys::release;
+    let _: unsafe fn(NonNull<u8>, usize) = sys::revoke;
     let _: for<'a> unsafe fn(NonNull<u8>, usize, &'a mut PageReport<'a>) = sys::placement;
     #[cfg(not(feature = "hosted"))]
     let _: fn() -> *mut u8 = sys::thread_local_base;

@@ -18,12 +18,12 @@ use std::{env, panic};
 pub(crate) use cpus::{cpus, topology};
 pub(crate) use futex::{wait, wake};
 pub(crate) use memory::{
-    discard, move_pages, page_table_locks, placement, populate, protect, query, release, reserve, set_policy,
-    set_thread_policy, thread_policy,
+    discard, move_pages, page_table_locks, placement, populate, protect, query, release, release as revoke,
+    reserve, set_policy, set_thread_policy, thread_policy,
 };
 pub(crate) use threads::{current_cpu, current_node, current_thread, spawn, thread_name, yield_now};
 
-use crate::contract::{Interrupts, Stream, TableLocks};
+use crate::contract::{Interrupts, Stream, TableLocks, TlbCounts};
 use crate::{Args, ExitCode};
 
 /// The status of a program that panicked, the same as that of any Rust program.
@@ -56,6 +56,21 @@ pub(crate) fn interrupts() -> Option<Interrupts> {
 
 pub(crate) fn table_locks() -> Option<TableLocks> {
     None
+}
+
+pub(crate) fn tlb_counts() -> Option<TlbCounts> {
+    None
+}
+
+/// Linux interrupts CPUs where it must.
+pub(crate) fn quiesce() {}
+
+/// Nothing waits.
+pub(crate) fn drain() {}
+
+/// Linux's way.
+pub(crate) fn tlb_mode() -> &'static str {
+    "linux"
 }
 
 /// Sums the rows of `/proc/interrupts` (`proc(5)`; on x86, `arch/x86/kernel/irq.c` names those of the local APIC).

@@ -33,6 +33,7 @@ pub mod phase;
 pub mod sync;
 pub mod thread;
 pub mod time;
+pub mod tlb;
 pub mod tls;
 
 // The bare machine's, but free of hardware, and so tested on the host.
@@ -40,6 +41,8 @@ pub mod tls;
 mod civil;
 #[cfg(any(test, not(feature = "hosted")))]
 mod cmdline;
+#[cfg(any(test, not(feature = "hosted")))]
+mod destination;
 #[cfg(any(test, not(feature = "hosted")))]
 mod firmware;
 #[cfg(any(test, not(feature = "hosted")))]

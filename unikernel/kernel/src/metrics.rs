@@ -1,8 +1,8 @@
-//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts and locks, for programs that measure.
+//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts, locks and flushes, for programs that measure.
 
 use homenode_metrics::AppCounter;
 
-pub use crate::contract::{Interrupts, TableLocks};
+pub use crate::contract::{Interrupts, TableLocks, TlbCounts};
 use crate::sys;
 
 /// How many interrupts all CPUs have taken since boot; `None` where Linux does not say.
@@ -15,6 +15,12 @@ pub fn interrupts() -> Option<Interrupts> {
 #[must_use]
 pub fn table_locks() -> Option<TableLocks> {
     sys::table_locks()
+}
+
+/// What all CPUs have done about each other's translations since boot; `None` on Linux, which does not say.
+#[must_use]
+pub fn tlb() -> Option<TlbCounts> {
+    sys::tlb_counts()
 }
 
 /// A number that only goes up. Made by [`counter!`](crate::metrics::counter).

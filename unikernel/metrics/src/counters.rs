@@ -62,6 +62,26 @@ const NR_TLB_LOCAL_FLUSH_ONE: Family = Family::counter(
     "nr_tlb_local_flush_one_total",
     "Times that this CPU dropped the translation of a single page.",
 );
+const TLB_RETIRED: Family = Family::counter(
+    "tlb_retired_total",
+    "Ranges of program memory that this CPU gave back and that wait for CPUs to drop translations.",
+);
+const TLB_CATCH_UPS: Family = Family::counter(
+    "tlb_catch_ups_total",
+    "Times that this CPU dropped translations for which others wait, by where it did.",
+);
+const TLB_FORCED: Family = Family::counter(
+    "tlb_forced_total",
+    "Times that this CPU did not wait for the other CPUs' safe points, by cause.",
+);
+const TLB_INTERRUPTS_SENT: Family = Family::counter(
+    "tlb_interrupts_sent_total",
+    "CPUs that this CPU interrupted so that they drop translations, by cause.",
+);
+const TLB_RING_OVERRUNS: Family = Family::counter(
+    "tlb_ring_overruns_total",
+    "Times that this CPU came too late for a request to drop a few pages, and dropped all translations.",
+);
 const PGFAULT: Family = Family::counter(
     "pgfault_total",
     "Page faults on program memory that this CPU handled.",
@@ -110,6 +130,48 @@ counter_table! {
         TlbLocalFlushAll => NR_TLB_LOCAL_FLUSH_ALL,
         /// A flush of one page's translation on this CPU.
         TlbLocalFlushOne => NR_TLB_LOCAL_FLUSH_ONE,
+        /// A range given back that waits.
+        TlbRetired => TLB_RETIRED,
+        /// Translations dropped in the interrupt that asks for it.
+        TlbCaughtUpInterrupt => TLB_CATCH_UPS["at" = "interrupt"],
+        /// Translations dropped where the kernel is left.
+        TlbCaughtUpKernel => TLB_CATCH_UPS["at" = "kernel"],
+        /// Translations dropped where the program says that it may be done.
+        TlbCaughtUpQuiesce => TLB_CATCH_UPS["at" = "quiesce"],
+        /// Translations dropped at the end of idleness.
+        TlbCaughtUpIdle => TLB_CATCH_UPS["at" = "idle"],
+        /// Translations dropped while this CPU waits for others itself.
+        TlbCaughtUpOwn => TLB_CATCH_UPS["at" = "own"],
+        /// Something has waited for as long as it may.
+        TlbForcedDeadline => TLB_FORCED["cause" = "deadline"],
+        /// More bytes wait than may.
+        TlbForcedPending => TLB_FORCED["cause" = "pending"],
+        /// A node is out of memory.
+        TlbForcedMemory => TLB_FORCED["cause" = "memory"],
+        /// The program wants all that waits.
+        TlbForcedDrain => TLB_FORCED["cause" = "drain"],
+        /// The program gives memory back for good at once.
+        TlbForcedRevoke => TLB_FORCED["cause" = "revoke"],
+        /// Pages that stay in use change.
+        TlbForcedChange => TLB_FORCED["cause" = "change"],
+        /// Nothing is left for later.
+        TlbForcedOff => TLB_FORCED["cause" = "off"],
+        /// As [`TlbForcedDeadline`](Self::TlbForcedDeadline), CPUs interrupted.
+        TlbSentDeadline => TLB_INTERRUPTS_SENT["cause" = "deadline"],
+        /// As [`TlbForcedPending`](Self::TlbForcedPending), CPUs interrupted.
+        TlbSentPending => TLB_INTERRUPTS_SENT["cause" = "pending"],
+        /// As [`TlbForcedMemory`](Self::TlbForcedMemory), CPUs interrupted.
+        TlbSentMemory => TLB_INTERRUPTS_SENT["cause" = "memory"],
+        /// As [`TlbForcedDrain`](Self::TlbForcedDrain), CPUs interrupted.
+        TlbSentDrain => TLB_INTERRUPTS_SENT["cause" = "drain"],
+        /// As [`TlbForcedRevoke`](Self::TlbForcedRevoke), CPUs interrupted.
+        TlbSentRevoke => TLB_INTERRUPTS_SENT["cause" = "revoke"],
+        /// As [`TlbForcedChange`](Self::TlbForcedChange), CPUs interrupted.
+        TlbSentChange => TLB_INTERRUPTS_SENT["cause" = "change"],
+        /// As [`TlbForcedOff`](Self::TlbForcedOff), CPUs interrupted.
+        TlbSentOff => TLB_INTERRUPTS_SENT["cause" = "off"],
+        /// A request that this CPU came too late for.
+        TlbRingOverrun => TLB_RING_OVERRUNS,
         /// A page fault on program memory.
         PageFault => PGFAULT,
         /// A page-table lock taken.

@@ -29,6 +29,6 @@ pub use http::{
 pub use render::render;
 pub use server::{EVICTION_AGE, HttpStatistics, Server};
 pub use status::{
-    FreeMemory, MappedBytes, NetworkStatus, NodeMemory, NodeStatus, PageTableLocks, Program, ProgramState,
-    Source, Status, Threads,
+    FreeMemory, MappedBytes, NetworkStatus, NodeMemory, NodeStatus, NodeTlb, PageTableLocks, Program,
+    ProgramState, Source, Status, Threads, Tlb,
 };

@@ -38,6 +38,18 @@ const MEMORY_MAPPED: Family = Family::gauge(
     "memory_mapped_bytes",
     "Program memory mapped to the node's frames, by node and page size.",
 );
+const TLB_GENERATION: Family = Family::gauge(
+    "tlb_generation",
+    "The newest generation of translations that CPUs are to drop.",
+);
+const TLB_GENERATION_LAG: Family = Family::gauge(
+    "tlb_generation_lag",
+    "Generations that the CPU of the node which is furthest behind has yet to pass, idle ones left out.",
+);
+const TLB_PENDING: Family = Family::gauge(
+    "tlb_pending_bytes",
+    "Memory that CPUs of the node gave back and that waits for CPUs to drop translations.",
+);
 const PACKETS_RECEIVED: Family =
     Family::counter("network_receive_packets_total", "Ethernet frames received.");
 const PACKETS_TRANSMITTED: Family =
@@ -69,6 +81,15 @@ pub fn render(format: Format, source: &dyn Source, http: &HttpStatistics) -> Str
     let mut threads = out.family(&THREADS);
     for (state, number) in status.threads.by_state() {
         threads.sample(&[("state", &state)], number);
+    }
+    out.family(&TLB_GENERATION).sample(&[], status.tlb.generation);
+    let mut generation_lag = out.family(&TLB_GENERATION_LAG);
+    for node in &status.nodes {
+        generation_lag.sample(&[("node", &node.node)], node.tlb.generation_lag);
+    }
+    let mut pending = out.family(&TLB_PENDING);
+    for node in &status.nodes {
+        pending.sample(&[("node", &node.node)], node.tlb.pending_bytes);
     }
     let mut memory_total = out.family(&MEMORY_TOTAL);
     for node in &status.nodes {

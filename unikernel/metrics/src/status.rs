@@ -43,6 +43,8 @@ pub struct Status {
     pub page_faults: u64,
     /// The locks of program memory's page table.
     pub page_table_locks: PageTableLocks,
+    /// TLB coherence.
+    pub tlb: Tlb,
     /// One item for each node, in the order of the nodes.
     pub nodes: Vec<NodeStatus>,
     /// The network interface.
@@ -121,6 +123,31 @@ impl PageTableLocks {
     }
 }
 
+/// What becomes of memory that is given back, and how far CPUs are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Tlb {
+    /// Whether it waits until CPUs have dropped their translations by themselves.
+    pub lazy: bool,
+    /// How long it waits before CPUs are interrupted.
+    #[serde(rename = "deadline_seconds", serialize_with = "seconds")]
+    pub deadline: Duration,
+    /// The most pages that CPUs drop one by one.
+    pub range_max_pages: u32,
+    /// The newest generation that CPUs are to pass.
+    pub generation: u64,
+}
+
+/// A node's part in TLB coherence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NodeTlb {
+    /// The bytes that its CPUs have given back and that wait.
+    pub pending_bytes: u64,
+    /// How many may wait.
+    pub pending_max_bytes: u64,
+    /// How many generations that of its CPUs which is furthest behind has yet to pass, idle ones left out.
+    pub generation_lag: u64,
+}
+
 /// One node.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeStatus {
@@ -132,6 +159,8 @@ pub struct NodeStatus {
     pub memory: NodeMemory,
     /// Program memory that is mapped to this node's frames.
     pub mapped_bytes: MappedBytes,
+    /// Its part in TLB coherence.
+    pub tlb: NodeTlb,
 }
 
 /// The memory of a node that is under the frame allocator's care.

@@ -95,6 +95,7 @@ fn status() {
         "threads": { "running": 2, "ready": 0, "blocked": 1 },
         "page_faults": 70,
         "page_table_locks": { "scheme": "split", "acquisitions": 700, "contended": 6 },
+        "tlb": { "lazy": true, "deadline_seconds": 0.01, "range_max_pages": 33, "generation": 17 },
         "nodes": [
             {
                 "node": 0,
@@ -107,6 +108,7 @@ fn status() {
                     "free_bytes_by_order": [4096, 0, 49_152],
                 },
                 "mapped_bytes": { "4KiB": 4096, "2MiB": 40 << 20, "1GiB": 0 },
+                "tlb": { "pending_bytes": 65536, "pending_max_bytes": 32 << 20, "generation_lag": 2 },
             },
             {
                 "node": 1,
@@ -119,6 +121,7 @@ fn status() {
                     "free_bytes_by_order": [0, 0, 0],
                 },
                 "mapped_bytes": { "4KiB": 4096, "2MiB": 0, "1GiB": 0 },
+                "tlb": { "pending_bytes": 0, "pending_max_bytes": 32 << 20, "generation_lag": 0 },
             },
         ],
         "network": { "received_packets": 11, "transmitted_packets": 12 },

@@ -32,11 +32,15 @@ mod tlb;
 pub use addr::{VirtAddr, VirtRange};
 pub use attributes::{Attributes, Protection};
 pub use frame::{Block, Frame};
-pub use frames::{BuildError, FrameAllocator, LocalTables, NodeMemory, NodeStats, OutOfMemory, Purpose};
+pub use frames::{
+    BuildError, FrameAllocator, Freeing, LocalTables, NodeMemory, NodeStats, OutOfMemory, Purpose,
+};
 pub use machine::{Event, Machine, NodeEvent};
 pub use policy::{Allocation, NumaEvent, Placement, Policy};
 pub use ranges::VirtualRanges;
 pub use size::{FrameSize, ORDERS, Order, PageSize, Size1GiB, Size2MiB, Size4KiB};
-pub use space::{Access, AddressSpace, FaultError, LockScheme, PageState, RangeError, ReserveError};
+pub use space::{
+    Access, AddressSpace, CpuSpace, FaultError, LockScheme, PageState, RangeError, ReserveError, Retirement,
+};
 pub use table::{Flags, MapError, Mapping, PageTable, TableFrames, UnmapError};
-pub use tlb::{Generation, TlbEngine};
+pub use tlb::{Cause, Generation, SafePoint, TlbEngine};

@@ -6,6 +6,7 @@ use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 
 use crate::addr::VirtAddr;
 use crate::size::PageSize;
+use crate::tlb::{Cause, SafePoint};
 
 /// What is counted for each CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,8 +29,16 @@ pub enum Event {
     FlushAll,
     /// This CPU asked others to drop their translations.
     RemoteFlush,
-    /// This CPU dropped its translations because another one had asked for it.
-    RemoteFlushReceived,
+    /// This CPU did not wait for others' safe points.
+    Forced(Cause),
+    /// This CPU interrupted another one, so that it drops translations.
+    InterruptsSent(Cause),
+    /// This CPU dropped translations because of a newer generation or request.
+    CaughtUp(SafePoint),
+    /// This CPU was too late for a request, and so dropped all of its translations.
+    RingOverrun,
+    /// A range was taken out of the page table, and waits until no CPU has translations of it.
+    Retired,
 }
 
 /// What is counted for each pair of a CPU and a node.
@@ -47,8 +56,8 @@ pub enum NodeEvent {
     MappedAtHome(PageSize),
 }
 
-/// What the memory manager asks of the machine: physical memory as bytes, who runs, invalidation of translations, and interrupts to
-/// other CPUs.
+/// What the memory manager asks of the machine: physical memory as bytes, who runs, invalidation of translations, interrupts to
+/// other CPUs, and a clock.
 ///
 /// The kernel's is its direct map and its instructions; the simulated machine's is an array and cores of its own. It is used by
 /// static dispatch.
@@ -97,8 +106,22 @@ pub unsafe trait Machine: Send + Sync {
     /// Drops all of the running CPU's cached translations of program memory.
     fn invalidate_all(&self);
 
-    /// Interrupts another CPU, so that it calls [`TlbEngine::catch_up`](crate::TlbEngine::catch_up) soon.
-    fn interrupt(&self, cpu: CpuId);
+    /// Drops all of the running CPU's cached translations of program memory, and lets it have no new ones: not even the CPU's own page
+    /// walker finds any.
+    fn load_idle_root(&self);
+
+    /// Drops all of the running CPU's cached translations of program memory, and lets it have new ones.
+    fn load_program_root(&self);
+
+    /// Interrupts other CPUs, so that each calls [`TlbEngine::catch_up`](crate::TlbEngine::catch_up) soon.
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>);
+
+    /// The time since some moment, in nanoseconds, the same on all CPUs.
+    fn now_ns(&self) -> u64;
+
+    /// Lets the running CPU call [`AddressSpace::alarm`](crate::AddressSpace::alarm) once, soon after the time `at_ns`: no earlier alarm of
+    /// this CPU is left.
+    fn set_alarm(&self, at_ns: u64);
 
     /// Called again and again while the running CPU waits for another one. Interrupts may be handled meanwhile.
     fn relax(&self);
@@ -142,8 +165,24 @@ unsafe impl<M: Machine> Machine for &M {
         (**self).invalidate_all();
     }
 
-    fn interrupt(&self, cpu: CpuId) {
-        (**self).interrupt(cpu);
+    fn load_idle_root(&self) {
+        (**self).load_idle_root();
+    }
+
+    fn load_program_root(&self) {
+        (**self).load_program_root();
+    }
+
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>) {
+        (**self).interrupt(cpus);
+    }
+
+    fn now_ns(&self) -> u64 {
+        (**self).now_ns()
+    }
+
+    fn set_alarm(&self, at_ns: u64) {
+        (**self).set_alarm(at_ns);
     }
 
     fn relax(&self) {

@@ -1,8 +1,11 @@
 //! Quantities with their units: times, rates, and byte counts for people.
 
 use core::fmt;
+use core::str::FromStr;
 
 use serde::Serialize;
+
+use crate::text::{self, Problem};
 
 /// How long one memory access takes, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -87,6 +90,15 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl FromStr for Bytes {
+    type Err = Problem;
+
+    /// Reads a size as the topology's words have it: with binary suffixes (`64M`), or hexadecimal.
+    fn from_str(text: &str) -> Result<Self, Problem> {
+        text::size(text).map(Self)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::string::ToString;
@@ -107,6 +119,8 @@ mod tests {
         for (bytes, shown) in cases {
             assert_eq!(Bytes(bytes).to_string(), shown);
         }
+        assert_eq!("64M".parse(), Ok(Bytes(64 << 20)));
+        assert_eq!("much".parse::<Bytes>(), Err(Problem::NotASize));
         assert_eq!(Latency::from_picoseconds(250_000).to_string(), "250ns");
         assert_eq!(Latency::from_picoseconds(250_500).to_string(), "250500ps");
         assert_eq!(Bandwidth::from_bytes_per_second(20 << 30).to_string(), "20 GiB/s");

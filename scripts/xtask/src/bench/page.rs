@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use super::plot::{self, Line};
-use super::results::{Column, HOMENODE, Kind, ResultFile, columns, folder, number};
+use super::plot::{self, Line, Panel};
+use super::results::{Column, FLUSHES, HOMENODE, Kind, ResultFile, columns, folder, number};
 use crate::measurement::Phase;
 use crate::output;
 
@@ -23,8 +23,11 @@ All numbers are for one operation, summed over all CPUs of an emulated machine; 
 says what an operation is. Instructions are counted from outside of the machine ([measuring.md](../measuring.md)): `kernel` is the
 kernel's code without its zeroing and copying of pages, which is `bulk`, and `program` all else. Of the crate `homenode`, what is
 compiled into the kernel's range counts there, the fast paths of locks and barriers too, which on Linux are the program's. An
-iteration of a string instruction, as in zeroing a page, counts under `iterations` only. Interrupts, and locks of page tables, are
-what the system's own kernel says. Counts that are 0.0 everywhere are left out.
+iteration of a string instruction, as in zeroing a page, counts under `iterations` only. Interrupts, locks of page tables and what
+begins with `tlb` are what the system's own kernel says. Counts that are 0.0 everywhere are left out. `flushes per computing CPU` and
+`milliseconds of the phase` are no costs of an operation: [measuring.md](../measuring.md#benchmarks-of-invalidation) says how to read
+them. Flush interrupts are the interprocessor interrupts (IPIs) of an invalidation. What is less than the least value of a plot's axis,
+or nothing, lies on that axis.
 
 Homenode's instructions repeat within 2 %. Linux's repeat within about 7 % on an idle host, and within about 40 % where threads start
 or end; they contain about 3,300 for each timer interrupt, of which there are more the slower the host is ([why](../measuring.md#linux-side-by-side)).
@@ -94,10 +97,11 @@ fn render(results: &[ResultFile]) -> Files {
 }
 
 fn section(benchmark: &str, results: &[&ResultFile]) -> String {
-    let cost = plotted(results);
+    let costs = plotted(results);
+    let names: Vec<&str> = costs.iter().map(|cost| cost.name).collect();
     let mut text = format!(
         "\n## {benchmark}\n\n![{} per operation against CPUs]({benchmark}.svg)\n\n",
-        cost.name
+        names.join(" and ")
     );
     let mut cpus: Vec<u32> = results.iter().flat_map(|result| result.cpus()).collect();
     cpus.sort_unstable();
@@ -117,7 +121,7 @@ fn section(benchmark: &str, results: &[&ResultFile]) -> String {
             for result in results {
                 let count = |cpus: &u32| {
                     let phase = phase(result, *cpus, name)?;
-                    Some(number(phase.per_operation((column.count)(phase)?)))
+                    Some(number((column.value)(phase)?))
                 };
                 let counts: Vec<Option<String>> = cpus.iter().map(count).collect();
                 if counts.iter().all(Option::is_none) {
@@ -177,24 +181,45 @@ fn shown(results: &[&ResultFile]) -> Vec<Column> {
     columns
 }
 
-/// The count that is drawn, and the name of its axis.
+/// A count that is drawn, and the name of its axis.
 struct Plotted {
     name: &'static str,
+    /// The least count that is told apart from nothing.
+    least: f64,
     count: fn(&Phase) -> Option<u64>,
 }
 
-fn plotted(results: &[&ResultFile]) -> Plotted {
-    let has_memory = shown(results).iter().any(|column| column.kind == Kind::Memory);
-    if has_memory {
-        Plotted {
-            name: "the kernel's writes to shared lines",
-            count: |phase| Some(phase.memory.as_ref()?.kernel_shared_line_writes()),
-        }
+impl Plotted {
+    fn per_operation(&self, phase: &Phase) -> Option<f64> {
+        Some(phase.per_operation((self.count)(phase)?))
+    }
+}
+
+/// What is drawn of `results`: one count, or two where operations interrupt other CPUs for flushes, since then neither tells all.
+fn plotted(results: &[&ResultFile]) -> Vec<Plotted> {
+    let instructions = Plotted {
+        name: "kernel instructions",
+        least: 1.0,
+        count: |phase| Some(phase.instructions.kernel),
+    };
+    let flushes = Plotted {
+        name: FLUSHES,
+        least: 0.001,
+        count: |phase| Some(phase.interrupts?.flush),
+    };
+    let lines = Plotted {
+        name: "the kernel's writes to shared lines",
+        least: 1.0,
+        count: |phase| Some(phase.memory.as_ref()?.kernel_shared_line_writes()),
+    };
+    let interrupts = |phase: &Phase| flushes.per_operation(phase).is_some_and(|flushes| flushes >= 1.0);
+    let runs = || results.iter().flat_map(|result| &result.runs);
+    if shown(results).iter().any(|column| column.kind == Kind::Memory) {
+        vec![lines]
+    } else if runs().flat_map(|run| &run.phases).any(interrupts) {
+        vec![instructions, flushes]
     } else {
-        Plotted {
-            name: "kernel instructions",
-            count: |phase| Some(phase.instructions.kernel),
-        }
+        vec![instructions]
     }
 }
 
@@ -216,34 +241,74 @@ fn phase<'a>(result: &'a ResultFile, cpus: u32, name: &str) -> Option<&'a Phase>
 }
 
 fn plot(benchmark: &str, results: &[&ResultFile]) -> String {
-    let cost = plotted(results);
+    match plotted(results).as_slice() {
+        [left, right] => plot_by_phase(benchmark, results, [left, right]),
+        costs => plot_together(benchmark, results, &costs[0]),
+    }
+}
+
+/// All phases of all systems in one panel: a colour for each phase, a style for each system.
+fn plot_together(benchmark: &str, results: &[&ResultFile], cost: &Plotted) -> String {
     let mut lines = Vec::new();
     for (style, result) in results.iter().enumerate() {
-        for (colour, name) in phase_names(results).into_iter().enumerate() {
-            let points = result.runs.iter().filter_map(|run| {
-                let phase = run.phases.iter().find(|phase| phase.name == name)?;
-                Some((run.cpus, phase.per_operation((cost.count)(phase)?)))
-            });
-            let mut points: Vec<_> = points.collect();
-            if points.is_empty() {
-                continue;
-            }
-            points.sort_by_key(|&(cpus, _)| cpus);
+        for (colour, phase) in phase_names(results).into_iter().enumerate() {
             // Homenode's own lines need no more than the phase's name.
             let system = result.system.trim_start_matches(HOMENODE).trim_start();
-            lines.push(Line {
-                name: if system.is_empty() {
-                    name.to_owned()
-                } else {
-                    format!("{name}, {system}")
-                },
-                points,
-                colour,
-                style,
-            });
+            let name = if system.is_empty() {
+                phase.to_owned()
+            } else {
+                format!("{phase}, {system}")
+            };
+            lines.extend(line(result, phase, cost, name, colour, style));
         }
     }
-    plot::draw(benchmark, &format!("{} per operation", cost.name), &lines)
+    let panel = Panel {
+        cost: format!("{} per operation", cost.name),
+        least: cost.least,
+        lines,
+    };
+    plot::draw(benchmark, &panel)
+}
+
+/// A row for each phase, with a panel for each of two counts, and a line for each system.
+fn plot_by_phase(benchmark: &str, results: &[&ResultFile], costs: [&Plotted; 2]) -> String {
+    let row = |phase| {
+        costs.map(|cost| {
+            let line = |(number, result): (usize, &&ResultFile)| {
+                line(result, phase, cost, result.system.clone(), number, number)
+            };
+            Panel {
+                cost: format!("{phase}: {} per operation", cost.name),
+                least: cost.least,
+                lines: results.iter().enumerate().filter_map(line).collect(),
+            }
+        })
+    };
+    let rows: Vec<[Panel; 2]> = phase_names(results).into_iter().map(row).collect();
+    plot::draw_grid(benchmark, &rows)
+}
+
+/// The line of a phase; none where the system has not done it, or not told this count.
+fn line(
+    result: &ResultFile,
+    phase_name: &str,
+    cost: &Plotted,
+    name: String,
+    colour: usize,
+    style: usize,
+) -> Option<Line> {
+    let points = result.runs.iter().filter_map(|run| {
+        let phase = phase(result, run.cpus, phase_name)?;
+        Some((run.cpus, cost.per_operation(phase)?))
+    });
+    let mut points: Vec<_> = points.collect();
+    points.sort_by_key(|&(cpus, _)| cpus);
+    (!points.is_empty()).then_some(Line {
+        name,
+        points,
+        colour,
+        style,
+    })
 }
 
 #[cfg(test)]
@@ -261,17 +326,29 @@ mod tests {
         );
     }
 
+    /// The same costs, but few flushes.
+    fn quiet(system: &str, kernel: [u64; 2]) -> ResultFile {
+        let mut result = result(system, kernel);
+        for run in &mut result.runs {
+            let interrupts = run.phases[0].interrupts.as_mut().unwrap();
+            interrupts.flush = 9;
+        }
+        result
+    }
+
     #[test]
     fn both_systems_stand_in_one_table_and_one_plot() {
         let files = render(&[
-            result("linux", [50_000, 90_000]),
-            result("homenode", [10_000, 20_000]),
+            quiet("linux", [50_000, 90_000]),
+            quiet("homenode", [10_000, 20_000]),
         ]);
         assert_eq!(files.keys().collect::<Vec<_>>(), ["README.md", "unmap.svg"]);
         let page = &files["README.md"];
         for row in [
+            "![kernel instructions per operation against CPUs](unmap.svg)",
             "| phase | | system | 1 CPU | 2 CPUs |",
             "| `unmap_16` | kernel | homenode | 1,000 | 2,000 |\n| `unmap_16` | kernel | linux | 5,000 | 9,000 |",
+            "| `unmap_16` | flushes per computing CPU | linux |  | 9.0 |",
             "| `unmap_16` | table locks | homenode | 4.0 | 4.0 |",
         ] {
             assert!(page.contains(row), "{page}");
@@ -287,6 +364,28 @@ mod tests {
             "{plot}"
         );
         assert_eq!(plot.matches("<circle").count(), 4);
+    }
+
+    #[test]
+    fn where_operations_interrupt_each_phase_is_drawn_with_its_interrupts() {
+        let systems = ["homenode", "homenode tlb.lazy=off", "linux"];
+        let files = render(&systems.map(|system| result(system, [10_000, 20_000])));
+        let alt = "![kernel instructions and flush interrupts per operation against CPUs](unmap.svg)";
+        assert!(files["README.md"].contains(alt), "{}", files["README.md"]);
+        let plot = &files["unmap.svg"];
+        for system in systems {
+            assert_eq!(plot.matches(&format!(">{system}<")).count(), 1, "{plot}");
+        }
+        for cost in ["kernel instructions", "flush interrupts"] {
+            assert!(
+                plot.contains(&format!(">unmap_16: {cost} per operation<")),
+                "{plot}"
+            );
+        }
+        assert_eq!(plot.matches("<circle").count(), 2 * 2 * systems.len());
+        // One system without interrupts does not hide the others'.
+        let files = render(&[quiet("homenode", [1, 1]), result("linux", [1, 1])]);
+        assert!(files["unmap.svg"].contains("flush interrupts"));
     }
 
     #[test]

@@ -15,6 +15,9 @@ const TOLERANCE: f64 = 0.1;
 /// The change of instructions per operation below which a share means nothing.
 const LEAST_CHANGE: f64 = 1.0;
 
+/// What tables call interrupts that ask for a flush of the TLB.
+pub(super) const FLUSHES: &str = "flush interrupts";
+
 /// What results call the system of this tree.
 pub const HOMENODE: &str = "homenode";
 
@@ -152,43 +155,56 @@ impl ResultFile {
         changes
     }
 
-    /// The counts of each phase on each machine, as a table for a terminal.
+    /// The counts of each phase on each machine, as tables for a terminal: one for each kind of count.
     pub fn table(&self) -> String {
         let phases = || self.runs.iter().flat_map(|run| &run.phases);
-        let columns = columns(phases());
+        let mut lines = Vec::new();
+        for group in columns(phases()).chunk_by(|one, next| one.kind == next.kind) {
+            lines.extend(self.table_of(group));
+            lines.push(String::new());
+        }
+        lines.pop();
+        for skipped in self.runs.first().iter().flat_map(|run| &run.skipped) {
+            lines.push(format!("skipped {}: {}", skipped.name, skipped.reason));
+        }
+        lines.join("\n")
+    }
+
+    /// The lines of a table of `columns`, which are of one kind.
+    fn table_of(&self, columns: &[Column]) -> Vec<String> {
         let mut names: Vec<&str> = Vec::new();
-        for phase in phases() {
+        for phase in self.runs.iter().flat_map(|run| &run.phases) {
             if !names.contains(&phase.name.as_str()) {
                 names.push(&phase.name);
             }
         }
         let mut header = format!("{:<20}{:>5}{:>12}", "phase", "CPUs", "operations");
-        for Column { name, .. } in &columns {
+        for Column { name, .. } in columns {
             header += &format!("{name:>width$}", width = width(name));
         }
-        let mut lines = vec!["per operation of each phase:".to_owned(), header];
+        let title = columns.first().map_or("", |column| column.kind.title());
+        let mut lines = vec![format!("{title} per operation of each phase:"), header];
         for name in names {
             for run in &self.runs {
                 for phase in run.phases.iter().filter(|phase| phase.name == name) {
                     let mut line = format!("{name:<20}{:>5}{:>12}", run.cpus, phase.operations);
-                    for column in &columns {
-                        let count = (column.count)(phase).map(|count| number(phase.per_operation(count)));
-                        let cell = count.unwrap_or_else(|| "-".to_owned());
+                    for column in columns {
+                        let cell = (column.value)(phase).map_or_else(|| "-".to_owned(), number);
                         line += &format!("{cell:>width$}", width = width(&column.name));
                     }
                     lines.push(line);
                 }
             }
         }
-        for skipped in self.runs.first().iter().flat_map(|run| &run.skipped) {
-            lines.push(format!("skipped {}: {}", skipped.name, skipped.reason));
-        }
-        lines.join("\n")
+        lines
     }
 }
 
 /// Takes a count from a phase that has it.
-type Count = Box<dyn Fn(&Phase) -> Option<u64>>;
+type Count = fn(&Phase) -> Option<u64>;
+
+/// What a table shows of a phase that has it.
+type Value = Box<dyn Fn(&Phase) -> Option<f64>>;
 
 /// A count of a phase.
 pub(super) struct Column {
@@ -196,8 +212,8 @@ pub(super) struct Column {
     pub(super) name: String,
     /// What it is about.
     pub(super) kind: Kind,
-    /// The count.
-    pub(super) count: Count,
+    /// The count, for one operation unless its name says otherwise.
+    pub(super) value: Value,
 }
 
 /// What a count is about.
@@ -207,70 +223,92 @@ pub(super) enum Kind {
     Instructions,
     /// Accesses to memory.
     Memory,
-    /// What the system's own kernel counted.
+    /// Interrupts, of which the system's own kernel tells.
+    Interrupts,
+    /// What else the system's own kernel counted.
     Kernel,
 }
 
-/// The counts that `phases` have.
+impl Kind {
+    /// What a table of such counts is headed.
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Instructions => "instructions",
+            Self::Memory => "accesses to memory",
+            Self::Interrupts => "interrupts",
+            Self::Kernel => "what the kernel counted",
+        }
+    }
+}
+
+/// The counts that `phases` have, those of one kind together.
 pub(super) fn columns<'a>(phases: impl Iterator<Item = &'a Phase> + Clone) -> Vec<Column> {
     let mut columns = Vec::new();
-    let mut add = |kind, name: &str, count: fn(&Phase) -> Option<u64>| {
+    let mut add = |kind, name: &str, value: Value| {
         columns.push(Column {
             name: name.to_owned(),
             kind,
-            count: Box::new(count),
+            value,
         });
     };
-    add(Kind::Instructions, "kernel", |phase| {
-        Some(phase.instructions.kernel)
-    });
-    add(Kind::Instructions, "bulk", |phase| Some(phase.instructions.bulk));
-    add(Kind::Instructions, "program", |phase| {
-        Some(phase.instructions.app)
-    });
-    add(Kind::Instructions, "iterations", |phase| {
-        let strings = phase.string_iterations;
-        Some(strings.kernel + strings.bulk + strings.app)
-    });
+    let per_operation =
+        |count: Count| -> Value { Box::new(move |phase| Some(phase.per_operation(count(phase)?))) };
+    let instructions: [(&str, Count); 4] = [
+        ("kernel", |phase| Some(phase.instructions.kernel)),
+        ("bulk", |phase| Some(phase.instructions.bulk)),
+        ("program", |phase| Some(phase.instructions.app)),
+        ("iterations", |phase| {
+            let strings = phase.string_iterations;
+            Some(strings.kernel + strings.bulk + strings.app)
+        }),
+    ];
+    for (name, count) in instructions {
+        add(Kind::Instructions, name, per_operation(count));
+    }
     if phases.clone().any(|phase| phase.memory.is_some()) {
-        add(Kind::Memory, "local accesses", |phase| {
-            Some(phase.memory.as_ref()?.all.local())
-        });
-        add(Kind::Memory, "remote accesses", |phase| {
-            Some(phase.memory.as_ref()?.all.remote())
-        });
-        add(Kind::Memory, "local misses", |phase| {
-            Some(phase.memory.as_ref()?.misses.local())
-        });
-        add(Kind::Memory, "remote misses", |phase| {
-            Some(phase.memory.as_ref()?.misses.remote())
-        });
-        add(Kind::Memory, "shared-line writes", |phase| {
-            Some(phase.memory.as_ref()?.shared_line_writes)
-        });
-        add(Kind::Memory, "kernel's shared-line writes", |phase| {
-            Some(phase.memory.as_ref()?.kernel_shared_line_writes())
-        });
+        let accesses: [(&str, Count); 6] = [
+            ("local accesses", |phase| Some(phase.memory.as_ref()?.all.local())),
+            ("remote accesses", |phase| {
+                Some(phase.memory.as_ref()?.all.remote())
+            }),
+            ("local misses", |phase| {
+                Some(phase.memory.as_ref()?.misses.local())
+            }),
+            ("remote misses", |phase| {
+                Some(phase.memory.as_ref()?.misses.remote())
+            }),
+            ("shared-line writes", |phase| {
+                Some(phase.memory.as_ref()?.shared_line_writes)
+            }),
+            ("kernel's shared-line writes", |phase| {
+                Some(phase.memory.as_ref()?.kernel_shared_line_writes())
+            }),
+        ];
+        for (name, count) in accesses {
+            add(Kind::Memory, name, per_operation(count));
+        }
     }
     if phases.clone().any(|phase| phase.interrupts.is_some()) {
-        add(Kind::Kernel, "timer interrupts", |phase| {
-            Some(phase.interrupts?.timer)
-        });
-        add(Kind::Kernel, "wake interrupts", |phase| {
-            Some(phase.interrupts?.wake)
-        });
-        add(Kind::Kernel, "flush interrupts", |phase| {
-            Some(phase.interrupts?.flush)
-        });
+        let interrupts: [(&str, Count); 3] = [
+            ("timer interrupts", |phase| Some(phase.interrupts?.timer)),
+            ("wake interrupts", |phase| Some(phase.interrupts?.wake)),
+            (FLUSHES, |phase| Some(phase.interrupts?.flush)),
+        ];
+        for (name, count) in interrupts {
+            add(Kind::Interrupts, name, per_operation(count));
+        }
+    }
+    if phases.clone().any(|phase| phase.beside.is_some()) {
+        let flushes: Value = Box::new(Phase::flushes_per_computing_cpu);
+        add(Kind::Interrupts, "flushes per computing CPU", flushes);
+        let milliseconds: Value = Box::new(|phase| Some(phase.beside?.microseconds as f64 / 1000.0));
+        add(Kind::Interrupts, "milliseconds of the phase", milliseconds);
     }
     let names: BTreeSet<&String> = phases.flat_map(|phase| phase.counters.keys()).collect();
     for name in names {
         let key = name.clone();
-        columns.push(Column {
-            name: name.replace('_', " "),
-            kind: Kind::Kernel,
-            count: Box::new(move |phase| phase.counters.get(&key).copied()),
-        });
+        let value = move |phase: &Phase| Some(phase.per_operation(*phase.counters.get(&key)?));
+        add(Kind::Kernel, &name.replace('_', " "), Box::new(value));
     }
     columns
 }
@@ -299,7 +337,7 @@ pub(crate) fn number(value: f64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::measurement::{ByCode, Interrupts};
+    use crate::measurement::{Beside, ByCode, Interrupts};
 
     /// A result of one phase, on machines of 1 and 2 CPUs, with these kernel instructions for 10 operations.
     pub(crate) fn result(system: &str, kernel: [u64; 2]) -> ResultFile {
@@ -322,6 +360,10 @@ pub(super) mod tests {
                     timer: 0,
                     wake: 5,
                     flush: 30,
+                }),
+                beside: Some(Beside {
+                    computing: cpus - 1,
+                    microseconds: 1_234_000,
                 }),
                 counters: BTreeMap::from([("table_locks".to_owned(), 40)]),
                 memory: None,
@@ -388,23 +430,36 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_machine() {
-        let table = result("homenode", [1_234_567, 20]).table();
-        let rows: Vec<_> = table
-            .lines()
-            .filter(|line| line.starts_with("unmap_16"))
-            .collect();
-        assert_eq!(rows.len(), 2);
-        assert!(
-            rows[0].contains("123,457") && rows[0].contains(" 7.7 "),
-            "{table}"
+    fn each_kind_of_count_has_a_table_with_a_row_for_each_machine() {
+        let text = result("homenode", [1_234_567, 20]).table();
+        let tables: Vec<&str> = text.split("\n\n").collect();
+        let [instructions, interrupts, kernel] = tables[..] else {
+            panic!("{text}")
+        };
+        let rows = |table: &str| -> Vec<Vec<String>> {
+            let rows = table.lines().filter(|line| line.starts_with("unmap_16"));
+            let words = |row: &str| row.split_whitespace().skip(1).map(str::to_owned).collect();
+            rows.map(words).collect()
+        };
+        assert!(instructions.starts_with("instructions per operation"), "{text}");
+        assert_eq!(
+            rows(instructions),
+            [
+                ["1", "10", "123,457", "0.0", "7.7", "0.0"],
+                ["2", "10", "2.0", "0.0", "7.7", "0.0"]
+            ]
         );
-        assert!(rows[1].contains(" 2.0 "), "{table}");
-        assert!(
-            rows[1].ends_with(" 4.0") && table.contains(" table locks\n"),
-            "{table}"
+        // Of a machine with one CPU, none computes beside.
+        assert_eq!(
+            rows(interrupts),
+            [
+                ["1", "10", "0.0", "0.5", "3.0", "-", "1,234"],
+                ["2", "10", "0.0", "0.5", "3.0", "30", "1,234"]
+            ]
         );
-        assert!(table.contains("skipped protect_16: needs rights"), "{table}");
+        assert_eq!(rows(kernel), [["1", "10", "4.0"], ["2", "10", "4.0"]]);
+        assert!(kernel.contains(" table locks\n"), "{text}");
+        assert!(kernel.ends_with("skipped protect_16: needs rights"), "{text}");
     }
 
     #[test]

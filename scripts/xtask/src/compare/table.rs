@@ -32,7 +32,7 @@ impl Comparison {
             ("Instructions of the program", |phase| phase.instructions.app),
         ];
         for (title, cost) in instructions {
-            self.side_by_side(&mut text, title, |phase| Some(cost(phase)));
+            self.per_operation(&mut text, title, |phase| Some(cost(phase)));
         }
         let interrupts: [(&str, InterruptCost); 3] = [
             ("Timer interrupts", |interrupts| interrupts.timer),
@@ -44,8 +44,14 @@ impl Comparison {
             }),
         ];
         for (title, cost) in interrupts {
-            self.side_by_side(&mut text, title, |phase| phase.interrupts.as_ref().map(cost));
+            self.per_operation(&mut text, title, |phase| phase.interrupts.as_ref().map(cost));
         }
+        let title = "Interrupts that ask for a flush of the TLB, per CPU that computed beside the phase";
+        self.side_by_side(&mut text, title, Phase::flushes_per_computing_cpu);
+        let title = "Milliseconds of phases beside which CPUs computed, by the guest's clock";
+        self.side_by_side(&mut text, title, |phase| {
+            Some(phase.beside?.microseconds as f64 / 1000.0)
+        });
         let accesses: [(&str, MemoryCost); 5] = [
             ("Accesses to the own node's memory", |memory| memory.all.local()),
             ("Accesses to other nodes' memory", |memory| memory.all.remote()),
@@ -60,19 +66,22 @@ impl Comparison {
             }),
         ];
         for (title, cost) in accesses {
-            self.side_by_side(&mut text, title, |phase| phase.memory.as_ref().map(cost));
+            self.per_operation(&mut text, title, |phase| phase.memory.as_ref().map(cost));
         }
         self.skipped(&mut text);
         self.linux_counters(&mut text);
         text
     }
 
-    /// A table with a row for each phase that one of the kernels ran; nothing if neither kernel counted this.
-    fn side_by_side(&self, text: &mut String, title: &str, cost: impl Fn(&Phase) -> Option<u64>) {
-        let per_operation = |phase: Option<&Phase>| {
-            let phase = phase?;
+    /// A table of what an operation costs.
+    fn per_operation(&self, text: &mut String, title: &str, cost: impl Fn(&Phase) -> Option<u64>) {
+        self.side_by_side(text, &format!("{title}, per operation"), |phase| {
             Some(phase.per_operation(cost(phase)?))
-        };
+        });
+    }
+
+    /// A table with a row for each phase that one of the kernels ran; nothing if neither kernel counted this.
+    fn side_by_side(&self, text: &mut String, title: &str, value: impl Fn(&Phase) -> Option<f64>) {
         let header = [
             "phase",
             "operations",
@@ -85,7 +94,7 @@ impl Comparison {
         let mut is_counted = false;
         for (ours, theirs) in self.pairs() {
             let Some(phase) = ours.or(theirs) else { continue };
-            let (ours, theirs) = (per_operation(ours), per_operation(theirs));
+            let (ours, theirs) = (ours.and_then(&value), theirs.and_then(&value));
             is_counted |= ours.or(theirs).is_some();
             let ratio = ours.zip(theirs).filter(|(ours, _)| *ours > 0.0);
             rows.push(vec![
@@ -98,7 +107,7 @@ impl Comparison {
             ]);
         }
         if is_counted {
-            let _ = write!(text, "\n{title}, per operation:\n{}", align(&rows));
+            let _ = write!(text, "\n{title}:\n{}", align(&rows));
         }
     }
 
@@ -199,7 +208,7 @@ fn align(rows: &[Vec<String>]) -> String {
 mod tests {
     use super::*;
     use crate::compare::proc;
-    use crate::measurement::{ByCode, Skipped};
+    use crate::measurement::{Beside, ByCode, Skipped};
 
     fn phase(name: &str, operations: u64, kernel: u64) -> Phase {
         Phase {
@@ -213,6 +222,7 @@ mod tests {
             },
             string_iterations: ByCode::default(),
             interrupts: None,
+            beside: None,
             counters: Default::default(),
             memory: None,
         }
@@ -233,6 +243,10 @@ mod tests {
             timer: 3,
             wake: 0,
             flush: 200,
+        });
+        homenode.phases[0].beside = Some(Beside {
+            computing: 2,
+            microseconds: 12_300,
         });
         homenode.skipped.push(Skipped {
             name: "message".to_owned(),
@@ -300,6 +314,20 @@ mod tests {
         let row = flushes.lines().nth(2).unwrap();
         assert_eq!(words(row), ["fault_4k", "100", "4", "2.0", "-", "-"]);
         assert!(!text.contains("Accesses to"), "{text}");
+    }
+
+    #[test]
+    fn a_phase_beside_which_cpus_computed_has_rows_of_its_own() {
+        let text = comparison().tables();
+        let row = |title: &str| {
+            let table = text.split(title).nth(1).unwrap();
+            words(table.lines().nth(2).unwrap())
+        };
+        assert_eq!(
+            row("per CPU that computed"),
+            ["fault_4k", "100", "4", "100", "-", "-"]
+        );
+        assert_eq!(row("Milliseconds"), ["fault_4k", "100", "4", "12", "-", "-"]);
     }
 
     #[test]

@@ -9,4 +9,5 @@ mod hugelock;
 mod metrics;
 mod referee;
 mod runtime;
+mod tlbstress;
 mod topology;

@@ -16,6 +16,8 @@ use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
 
 use super::memory::{DeviceError, map_device};
+use super::percpu::{self, PerCpu};
+use crate::destination::{Address, Destination, LogicalId, destinations};
 
 /// The vector of spurious interrupts. Its handler returns without [`LocalApic::eoi`] (13.9).
 pub(crate) const SPURIOUS_VECTOR: u8 = 0xff;
@@ -36,6 +38,8 @@ enum Register {
     Version = 0x03,
     TaskPriority = 0x08,
     EndOfInterrupt = 0x0b,
+    LogicalDestination = 0x0d,
+    DestinationFormat = 0x0e,
     SpuriousVector = 0x0f,
     ErrorStatus = 0x28,
     InterruptCommand = 0x30,
@@ -56,6 +60,8 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_NMI: u32 = 0b100 << 8;
 /// In the spurious vector register: the APIC is on.
 const SOFTWARE_ENABLE: u32 = 1 << 8;
+/// In the destination format register: each CPU has a bit of the logical destination. The reserved bits are 1.
+const FLAT: u32 = u32::MAX;
 /// In the divide register: the timer counts each tick of its clock.
 const DIVIDE_BY_1: u32 = 0b1011;
 
@@ -64,6 +70,8 @@ const FIXED: u32 = 0b000 << 8;
 const NMI: u32 = 0b100 << 8;
 const INIT: u32 = 0b101 << 8;
 const STARTUP: u32 = 0b110 << 8;
+/// The destination is a logical id.
+const LOGICAL: u32 = 1 << 11;
 /// The interrupt has not been accepted yet; xAPIC mode only.
 const DELIVERY_PENDING: u32 = 1 << 12;
 /// The level is "assert", as all but one obsolete message need.
@@ -214,6 +222,9 @@ impl LocalApic {
             }
         }
 
+        if self.mode() == Mode::XApic {
+            self.write(Register::DestinationFormat, FLAT);
+        }
         self.write(
             Register::SpuriousVector,
             SOFTWARE_ENABLE | u32::from(SPURIOUS_VECTOR),
@@ -235,6 +246,26 @@ impl LocalApic {
         self.write(Register::LvtTimer, u32::from(vectors.timer));
     }
 
+    /// Gives the running CPU, whose data is `this`, its logical id, if it can have one. Each CPU calls it, after
+    /// [`init_this_cpu`](Self::init_this_cpu) and once the number of CPUs is known, before it is interrupted.
+    pub(crate) fn set_logical_id(self, this: &PerCpu) {
+        /// The bits of a flat logical destination.
+        const FLAT_CPUS: usize = 8;
+
+        let id = match self.mode() {
+            // Read, not derived from the APIC id: that is how software is to learn it (13.12.10.1).
+            Mode::X2Apic => LogicalId::new(self.read(Register::LogicalDestination)),
+            Mode::XApic if percpu::all().len() <= FLAT_CPUS => {
+                let bit = 1 << this.cpu.get().0;
+                self.write(Register::LogicalDestination, bit << 24);
+                LogicalId::new(bit)
+            }
+            // Clusters in xAPIC mode have 4 CPUs each, end at 60, and need devices that manage them (13.6.2.2).
+            Mode::XApic => None,
+        };
+        this.logical_id.set(id);
+    }
+
     /// Ends the interrupt in service, so that others of its priority and below may come.
     pub(crate) fn eoi(self) {
         self.write(Register::EndOfInterrupt, 0);
@@ -252,6 +283,28 @@ impl LocalApic {
     /// If xAPIC mode can not name the target, or the interrupt is not taken off this APIC.
     pub(crate) fn send_ipi(self, target: ApicId, vector: u8) -> Result<(), IpiError> {
         self.send_to(target, FIXED | ASSERT | u32::from(vector))
+    }
+
+    /// Raises the interrupt `vector` (16 to 255) once on each of the running CPUs `targets`, with as few commands as their
+    /// order allows: best is that of their APIC ids. What this CPU wrote before the call is visible to the handlers.
+    ///
+    /// # Errors
+    /// As [`send_ipi`](Self::send_ipi); the targets that come later are not interrupted.
+    pub(crate) fn send_ipi_to(
+        self,
+        targets: impl Iterator<Item = &'static PerCpu>,
+        vector: u8,
+    ) -> Result<(), IpiError> {
+        let command = FIXED | ASSERT | u32::from(vector);
+        let addresses = targets.map(|cpu| Address {
+            id: cpu.apic_id.get(),
+            logical: cpu.logical_id.get(),
+        });
+        self.publish();
+        destinations(addresses).try_for_each(|destination| match destination {
+            Destination::Physical(id) => self.command(self.physical(id)?, command),
+            Destination::Logical(ids) => self.command(ids.bits(), LOGICAL | command),
+        })
     }
 
     /// Raises an NMI on the CPU `target`.
@@ -295,23 +348,37 @@ impl LocalApic {
     }
 
     fn send_to(self, target: ApicId, command: u32) -> Result<(), IpiError> {
-        if self.registers.is_some() && target.0 >= 0xff {
-            return Err(IpiError::IdTooLarge(target));
-        }
-        self.send(target.0, command)
+        let destination = self.physical(target)?;
+        self.publish();
+        self.command(destination, command)
     }
 
-    /// Writes the interrupt command register, with `destination` where `command` has no shorthand.
-    fn send(self, destination: u32, command: u32) -> Result<(), IpiError> {
-        if self.registers.is_none() {
-            let value = u64::from(destination) << 32 | u64::from(command);
-            // SAFETY: this CPU is in x2APIC mode and has SSE2, and the command is one of this module's.
+    /// The destination field for one CPU.
+    fn physical(self, target: ApicId) -> Result<u32, IpiError> {
+        if self.mode() == Mode::XApic && target.0 >= 0xff {
+            return Err(IpiError::IdTooLarge(target));
+        }
+        Ok(target.0)
+    }
+
+    /// Makes what this CPU wrote visible before the interrupts that it sends next. A write to the registers in memory does
+    /// so by itself; WRMSR does not wait for earlier stores (13.12.3).
+    fn publish(self) {
+        if self.mode() == Mode::X2Apic {
+            // SAFETY: this CPU has SSE2, as every 64-bit one.
             unsafe {
-                // This WRMSR does not wait for earlier stores by itself (13.12.3).
                 _mm_mfence();
                 _mm_lfence();
-                Msr::new(msr(Register::InterruptCommand)).write(value);
             }
+        }
+    }
+
+    /// Writes the interrupt command register.
+    fn command(self, destination: u32, command: u32) -> Result<(), IpiError> {
+        if self.mode() == Mode::X2Apic {
+            let value = u64::from(destination) << 32 | u64::from(command);
+            // SAFETY: this CPU is in x2APIC mode, and the command is one of this module's.
+            unsafe { Msr::new(msr(Register::InterruptCommand)).write(value) };
             return Ok(());
         }
         // A handler that sends as well must not come between the two writes.

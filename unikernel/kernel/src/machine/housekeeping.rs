@@ -6,10 +6,11 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use alloc::vec::Vec;
 use homenode_topology::CpuId;
+use x86_64::instructions::interrupts;
 
-use super::percpu::{self, PerCpu, this_cpu};
+use super::percpu::{self, Due, PerCpu, this_cpu};
 use super::traps::vector;
-use super::{apic, clock, net, sched};
+use super::{apic, clock, net, program_memory, sched};
 
 /// Time between two polls from the timer, in nanoseconds.
 const PERIOD_NS: u64 = 1_000_000;
@@ -117,14 +118,26 @@ pub(crate) fn begin_ticking_if_asked(cpu: &'static PerCpu) {
 pub(crate) fn note_tick(cpu: &PerCpu) {
     let now_ns = clock::now_ns();
     if now_ns >= cpu.housekeeping_at_ns.get() {
-        cpu.housekeeping_due.set(true);
+        cpu.set_due(Due::HOUSEKEEPING);
         cpu.housekeeping_at_ns.set(now_ns + PERIOD_NS);
     }
 }
 
-/// Runs the housekeeping that fell due on this CPU. Inside the gate, interrupts on.
+/// Does what fell due on this CPU. Inside the gate, interrupts on.
+#[inline]
 pub(crate) fn run_if_due() {
-    if this_cpu().housekeeping_due.replace(false) {
+    if this_cpu().due.get() != Due::empty() {
+        run_due();
+    }
+}
+
+#[cold]
+fn run_due() {
+    let due = interrupts::without_interrupts(|| this_cpu().due.replace(Due::empty()));
+    if due.contains(Due::ALARM) {
+        program_memory::alarm();
+    }
+    if due.contains(Due::HOUSEKEEPING) {
         net::poll();
     }
 }

@@ -17,18 +17,18 @@ use alloc::vec::Vec;
 use hermit_sync::OnceCell;
 use homenode_metrics::{CpuCounter, NodeCounter};
 use homenode_mm::{
-    Block, Event, Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeEvent,
-    NodeMemory, NumaEvent, Order, OutOfMemory, PageSize, PageTable, Policy, Purpose, Size4KiB, TableFrames,
-    VirtAddr,
+    Block, Cause, Event, Flags, Frame, FrameAllocator, FrameSize, LocalTables, Machine, MapError, NodeEvent,
+    NodeMemory, NumaEvent, Order, OutOfMemory, PageSize, PageTable, Policy, Purpose, SafePoint, Size4KiB,
+    TableFrames, VirtAddr, VirtRange,
 };
 use homenode_topology::{CpuId, MemoryKind, MemoryMapEntry, NodeId, PhysAddr, PhysRange, Topology};
-use x86_64::instructions::tlb;
+use x86_64::instructions::{interrupts, tlb};
 use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 use x86_64::structures::paging::PhysFrame;
 
 use super::percpu::{self, this_cpu};
 use super::traps::vector;
-use super::{apic, cpu, image};
+use super::{apic, clock, cpu, image, sched};
 
 const DIRECT_MAP: u64 = 0xffff_8000_0000_0000;
 const DIRECT_MAP_BYTES: u64 = DEVICES - DIRECT_MAP;
@@ -36,6 +36,8 @@ const DEVICES: u64 = 0xffff_c000_0000_0000;
 const DEVICES_END: u64 = 0xffff_d000_0000_0000;
 /// The lowest kernel stack slot.
 pub(crate) const KERNEL_STACKS: u64 = 0xffff_d000_0000_0000;
+/// The address space of all kernel stacks.
+pub(crate) const KERNEL_STACKS_BYTES: u64 = 1 << 44;
 
 /// The video window between the first RAM and the firmware's ROM: registers, in effect.
 const VIDEO_WINDOW: PhysRange = PhysRange::new(PhysAddr(0xa_0000), PhysAddr(0xc_0000));
@@ -90,9 +92,33 @@ unsafe impl Machine for DirectMap {
         this_cpu().node.get()
     }
 
-    fn interrupt(&self, cpu: CpuId) {
-        let sent = apic::local().send_ipi(percpu::all()[cpu.index()].apic_id.get(), vector::FLUSH);
+    fn load_idle_root(&self) {
+        let root = IDLE_ROOT.get().copied().unwrap_or_else(|| tables().root());
+        // SAFETY: the root maps the kernel, and whoever asks for it touches no program memory.
+        unsafe { load_root(root.start()) };
+    }
+
+    fn load_program_root(&self) {
+        // SAFETY: the tables map the kernel and program memory.
+        unsafe { load_root(tables().root().start()) };
+    }
+
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>) {
+        let targets = cpus.map(|cpu| percpu::all()[cpu.index()]);
+        let sent = apic::local().send_ipi_to(targets, vector::FLUSH);
         assert!(sent.is_ok(), "an online CPU can be interrupted");
+    }
+
+    fn now_ns(&self) -> u64 {
+        clock::now_ns()
+    }
+
+    fn set_alarm(&self, at_ns: u64) {
+        interrupts::without_interrupts(|| {
+            let cpu = this_cpu();
+            cpu.alarm_at_ns.set(at_ns);
+            sched::arm_timer(cpu);
+        });
     }
 
     fn relax(&self) {
@@ -111,7 +137,33 @@ unsafe impl Machine for DirectMap {
             Event::FlushOne => CpuCounter::TlbLocalFlushOne,
             Event::FlushAll => CpuCounter::TlbLocalFlushAll,
             Event::RemoteFlush => CpuCounter::TlbRemoteFlush,
-            Event::RemoteFlushReceived => CpuCounter::TlbRemoteFlushReceived,
+            Event::Forced(cause) => match cause {
+                Cause::Deadline => CpuCounter::TlbForcedDeadline,
+                Cause::Pending => CpuCounter::TlbForcedPending,
+                Cause::Memory => CpuCounter::TlbForcedMemory,
+                Cause::Drain => CpuCounter::TlbForcedDrain,
+                Cause::Revoke => CpuCounter::TlbForcedRevoke,
+                Cause::Change => CpuCounter::TlbForcedChange,
+                Cause::Off => CpuCounter::TlbForcedOff,
+            },
+            Event::InterruptsSent(cause) => match cause {
+                Cause::Deadline => CpuCounter::TlbSentDeadline,
+                Cause::Pending => CpuCounter::TlbSentPending,
+                Cause::Memory => CpuCounter::TlbSentMemory,
+                Cause::Drain => CpuCounter::TlbSentDrain,
+                Cause::Revoke => CpuCounter::TlbSentRevoke,
+                Cause::Change => CpuCounter::TlbSentChange,
+                Cause::Off => CpuCounter::TlbSentOff,
+            },
+            Event::CaughtUp(at) => match at {
+                SafePoint::Interrupt => CpuCounter::TlbCaughtUpInterrupt,
+                SafePoint::Kernel => CpuCounter::TlbCaughtUpKernel,
+                SafePoint::Quiesce => CpuCounter::TlbCaughtUpQuiesce,
+                SafePoint::Idle => CpuCounter::TlbCaughtUpIdle,
+                SafePoint::Own => CpuCounter::TlbCaughtUpOwn,
+            },
+            Event::RingOverrun => CpuCounter::TlbRingOverrun,
+            Event::Retired => CpuCounter::TlbRetired,
         };
         counters.add(counter, n);
     }
@@ -217,6 +269,8 @@ fn without(range: PhysRange, hole: PhysRange) -> impl Iterator<Item = PhysRange>
 static TABLES: OnceCell<PageTable<DirectMap>> = OnceCell::new();
 static FRAMES: OnceCell<FrameAllocator<DirectMap>> = OnceCell::new();
 /// Which physical ranges the direct map covers.
+/// The root that idle CPUs use: without program memory.
+static IDLE_ROOT: OnceCell<Frame<Size4KiB>> = OnceCell::new();
 static MAPPED_RAM: OnceCell<Vec<PhysRange>> = OnceCell::new();
 static NEXT_DEVICE_PAGE: AtomicU64 = AtomicU64::new(DEVICES);
 
@@ -371,7 +425,10 @@ pub(crate) unsafe fn init_tables(
     }
 
     // SAFETY: the tables map the running code, its stack and its data as they were.
-    unsafe { load_root(tables.root().start()) };
+    unsafe {
+        load_root(tables.root().start());
+        Cr4::update(|flags| *flags |= Cr4Flags::PAGE_GLOBAL);
+    }
     assert!(
         MAPPED_RAM.set(mapped).is_ok() && TABLES.set(tables).is_ok(),
         "the tables are built once"
@@ -379,15 +436,31 @@ pub(crate) unsafe fn init_tables(
     Ok(early)
 }
 
+/// Builds the root that idle CPUs use. Once, after [`init_frames`].
+///
+/// # Errors
+/// If there is no memory for it.
+pub(crate) fn init_idle_root() -> Result<(), MapError> {
+    let area = |start: u64, bytes: u64| {
+        VirtAddr::new(start)
+            .and_then(|start| VirtRange::new(start, bytes))
+            .expect("the kernel's areas lie in the upper half")
+    };
+    let growing = [
+        area(DEVICES, DEVICES_END - DEVICES),
+        area(KERNEL_STACKS, KERNEL_STACKS_BYTES),
+    ];
+    let root = tables().upper_half_root(&growing, &mut local_tables(local_node()))?;
+    assert!(IDLE_ROOT.set(root).is_ok(), "the idle root is built once");
+    Ok(())
+}
+
 /// # Safety
-/// The CPU runs on code, data and a stack that the tables below `root` map at the same addresses.
+/// The CPU runs on code, data and a stack that the tables below `root` map at the same addresses, and needs nothing else.
 unsafe fn load_root(root: PhysAddr) {
     let frame = PhysFrame::containing_address(x86_64::PhysAddr::new(root.0));
     // SAFETY: by the caller.
-    unsafe {
-        Cr3::write(frame, Cr3Flags::empty());
-        Cr4::update(|flags| *flags |= Cr4Flags::PAGE_GLOBAL);
-    }
+    unsafe { Cr3::write(frame, Cr3Flags::empty()) };
 }
 
 /// Gives all usable RAM that is not taken yet to the frame allocators of its nodes.

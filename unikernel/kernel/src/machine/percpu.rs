@@ -7,12 +7,14 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use alloc::sync::Arc;
 use hermit_sync::{InterruptSpinMutex, OnceCell};
 use homenode_metrics::{CpuCounter, CpuCounters};
+use homenode_mm::CpuSpace;
 use homenode_topology::{ApicId, CpuId, NodeId};
 use x86_64::registers::model_specific::GsBase;
 
 use super::heap::CpuHeaps;
 use super::sched::{RunQueue, Thread, TimerQueue};
 use super::segments::Segments;
+use crate::destination::LogicalId;
 
 /// One CPU's data. Its first fields are read by assembly through GS.
 #[repr(C, align(64))]
@@ -35,6 +37,8 @@ pub(crate) struct PerCpu {
     pub(crate) cpu: Cell<CpuId>,
     /// Its APIC id.
     pub(crate) apic_id: Cell<ApicId>,
+    /// How interrupts reach it together with others; `None` if by its APIC id only.
+    pub(crate) logical_id: Cell<Option<LogicalId>>,
     /// Its node.
     pub(crate) node: Cell<NodeId>,
     /// The thread that runs.
@@ -43,8 +47,12 @@ pub(crate) struct PerCpu {
     pub(crate) previous: UnsafeCell<Option<Arc<Thread>>>,
     /// What runs when nothing else is ready.
     pub(crate) idle_thread: UnsafeCell<Option<Arc<Thread>>>,
-    /// Whether housekeeping fell due while it could not run.
-    pub(crate) housekeeping_due: Cell<bool>,
+    /// What program memory wants to have at hand here, once it is set up.
+    pub(crate) space: Cell<Option<CpuSpace<'static>>>,
+    /// What fell due while it could not run.
+    pub(crate) due: Cell<Due>,
+    /// When the memory manager asked to be called, on the monotonic clock; `u64::MAX` if it did not.
+    pub(crate) alarm_at_ns: Cell<u64>,
     /// When housekeeping is due next on this CPU, on the monotonic clock; `u64::MAX` on all but the housekeeper.
     pub(crate) housekeeping_at_ns: Cell<u64>,
     /// Segment and interrupt-stack tables.
@@ -69,6 +77,17 @@ pub(crate) struct PerCpu {
 unsafe impl Sync for PerCpu {}
 // SAFETY: nothing in it is bound to the CPU that built it.
 unsafe impl Send for PerCpu {}
+
+bitflags::bitflags! {
+    /// What is left to do on a CPU when it holds no lock and its interrupts are on.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct Due: u8 {
+        /// Housekeeping.
+        const HOUSEKEEPING = 1 << 0;
+        /// The memory manager's alarm.
+        const ALARM = 1 << 1;
+    }
+}
 
 /// Offsets for assembly.
 pub(crate) mod offset {
@@ -95,11 +114,14 @@ impl PerCpu {
             gate_depth: Cell::new(1),
             cpu: Cell::new(CpuId(0)),
             apic_id: Cell::new(ApicId(0)),
+            logical_id: Cell::new(None),
             node: Cell::new(NodeId(0)),
             current: UnsafeCell::new(None),
             previous: UnsafeCell::new(None),
             idle_thread: UnsafeCell::new(None),
-            housekeeping_due: Cell::new(false),
+            space: Cell::new(None),
+            due: Cell::new(Due::empty()),
+            alarm_at_ns: Cell::new(u64::MAX),
             housekeeping_at_ns: Cell::new(u64::MAX),
             segments: UnsafeCell::new(Segments::new()),
             counters: Cell::new(&EARLY_COUNTERS),
@@ -118,6 +140,11 @@ impl PerCpu {
     pub(crate) unsafe fn install(&'static self) {
         self.this.set(self);
         GsBase::write(x86_64::VirtAddr::from_ptr(self));
+    }
+
+    /// Notes that `what` is left to do. The owning CPU only, with interrupts off.
+    pub(crate) fn set_due(&self, what: Due) {
+        self.due.set(self.due.get() | what);
     }
 
     /// Counts one event. The owning CPU only.

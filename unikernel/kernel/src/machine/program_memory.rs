@@ -2,19 +2,24 @@
 
 use core::fmt::{self, Write};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 
+use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use hermit_sync::OnceCell;
-use homenode_metrics::CpuCounter;
+use homenode_metrics::{CpuCounter, NodeTlb, Tlb};
 use homenode_mm::{
-    Access, AddressSpace, Attributes, FaultError, FrameSize, LockScheme, OutOfMemory, PageSize, PageState,
-    Policy, Protection, RangeError, ReserveError, Size4KiB, TlbEngine, VirtAddr, VirtRange,
+    Access, AddressSpace, Attributes, Cause, FaultError, FrameSize, LockScheme, MapError, OutOfMemory,
+    PageSize, PageState, Policy, Protection, RangeError, ReserveError, Retirement, SafePoint, Size4KiB,
+    TlbEngine, VirtAddr, VirtRange,
 };
-use homenode_topology::{Bytes, NodeId};
+use homenode_topology::{Bytes, Node, NodeId, Topology};
 
 use super::memory::{self, DirectMap};
-use super::percpu::{PerCpu, this_cpu};
-use super::{cpu, gate, stacks};
+use super::percpu::{self, Due, PerCpu, this_cpu};
+use super::{clock, cpu, gate, stacks};
+use crate::cmdline;
 
 /// Where program memory begins: high enough that no small integer is a usable pointer, and a whole entry of the root.
 const START: u64 = 512 << 30;
@@ -24,26 +29,145 @@ const END: u64 = (1 << 47) - (512 << 30);
 static TLB: OnceCell<TlbEngine> = OnceCell::new();
 static SPACE: OnceCell<AddressSpace<'static, DirectMap>> = OnceCell::new();
 
-/// Sets program memory up for so many CPUs.
-pub(crate) fn init(cpus: usize, scheme: LockScheme) {
-    let tlb = TLB.get_or_init(|| TlbEngine::new(cpus));
+/// The part of a node's memory that may wait for CPUs to drop translations, unless the command line says how much.
+const PENDING_SHARE: u64 = 32;
+
+/// Sets program memory up for the CPUs of `topology`.
+///
+/// # Errors
+/// If there is no memory for the root that idle CPUs use.
+pub(crate) fn init(topology: &Topology, scheme: LockScheme, words: &cmdline::Tlb) -> Result<(), MapError> {
+    memory::init_idle_root()?;
+    let nodes_of_cpus: Vec<NodeId> = topology.cpus().iter().map(|cpu| cpu.node).collect();
+    let tlb = TLB.get_or_init(|| TlbEngine::new(&nodes_of_cpus, words.range_max_pages));
+    let pending_max = |node: &Node| {
+        words
+            .pending_max_bytes
+            .unwrap_or(node.memory_bytes() / PENDING_SHARE)
+    };
+    let retirement = Retirement {
+        lazy: words.lazy,
+        deadline_ns: u64::try_from(words.deadline.as_nanos()).unwrap_or(u64::MAX),
+        pending_max_bytes: topology.nodes().iter().map(pending_max).collect(),
+    };
     let whole = VirtAddr::new(START).and_then(|start| VirtRange::new(start, END - START));
     let whole = whole.expect("the lower half is larger");
     let root = memory::tables().root();
     // SAFETY: the root is never given back, and nothing else touches its lower half.
-    let space = unsafe { AddressSpace::new(root, whole, memory::frames(), tlb, scheme) };
+    let space = unsafe { AddressSpace::new(root, whole, memory::frames(), tlb, scheme, &retirement) };
     assert!(SPACE.set(space).is_ok(), "program memory is set up once");
+    Ok(())
 }
 
 fn space() -> &'static AddressSpace<'static, DirectMap> {
     SPACE.get().expect("program memory is set up before it is used")
 }
 
-/// Lets other CPUs know that the running one may have translations of program memory from now on. Before its first thread.
-pub(crate) fn set_online() {
+/// Lets the running CPU, which was idle, use program memory from now on.
+pub(crate) fn exit_idle() {
     if let Some(tlb) = TLB.get() {
-        tlb.set_online(&DirectMap);
+        tlb.exit_idle(&DirectMap);
     }
+}
+
+/// Lets the running CPU take part in TLB coherence. Once, before its first thread.
+pub(crate) fn join(cpu: &PerCpu) {
+    if let Some(tlb) = TLB.get() {
+        cpu.space.set(Some(space().of_cpu(cpu.cpu.get())));
+        tlb.exit_idle(&DirectMap);
+    }
+}
+
+/// Lets nobody wait for the running CPU until [`exit_idle`], before which it touches no program memory.
+pub(crate) fn enter_idle() {
+    if let Some(tlb) = TLB.get() {
+        tlb.enter_idle(&DirectMap);
+    }
+}
+
+/// Drops this CPU's translations if others wait for that. Called where it holds no lock and walks no page table.
+#[inline(always)]
+pub(crate) fn safe_point() {
+    if is_behind() {
+        catch_up(SafePoint::Kernel);
+    }
+}
+
+/// Whether others wait until the running CPU has dropped its translations.
+#[inline(always)]
+fn is_behind() -> bool {
+    let space = this_cpu().space.get();
+    space.is_some_and(|space| space.is_behind())
+}
+
+#[cold]
+fn catch_up(at: SafePoint) {
+    if let Some(tlb) = TLB.get() {
+        tlb.catch_up(&DirectMap, at);
+    }
+}
+
+/// As [`safe_point`], where the program says so.
+#[inline]
+pub(crate) fn quiesce() {
+    if is_behind() {
+        gate::enter(|| catch_up(SafePoint::Quiesce));
+    }
+}
+
+/// Called by the timer: notes the memory manager's alarm as due when its time has come.
+pub(crate) fn note_alarm(cpu: &PerCpu) {
+    if clock::now_ns() >= cpu.alarm_at_ns.get() {
+        cpu.alarm_at_ns.set(u64::MAX);
+        cpu.set_due(Due::ALARM);
+    }
+}
+
+/// Does what the alarm was set for. Inside the gate, interrupts on.
+pub(crate) fn alarm() {
+    space().alarm();
+}
+
+/// Returns when all that has been given back until now is free.
+pub(crate) fn drain() {
+    gate::enter(|| {
+        space().drain(Cause::Drain);
+    });
+}
+
+/// Frees what waits for CPUs to drop translations, since memory is short; whether there was any. Inside the gate, interrupts on.
+pub(crate) fn free_retired() -> bool {
+    space().drain(Cause::Memory)
+}
+
+/// How TLB coherence is kept, for the metrics.
+pub(crate) fn tlb_status() -> Tlb {
+    let (space, tlb) = (space(), space().tlb());
+    Tlb {
+        lazy: space.is_lazy(),
+        deadline: Duration::from_nanos(space.deadline_ns()),
+        range_max_pages: tlb.range_max_pages(),
+        generation: tlb.epoch(),
+    }
+}
+
+/// The part of a node in TLB coherence, for the metrics.
+pub(crate) fn node_tlb(node: NodeId) -> NodeTlb {
+    let space = space();
+    let cpus = || {
+        let of_node = percpu::all().iter().filter(move |cpu| cpu.node.get() == node);
+        of_node.map(|cpu| cpu.cpu.get())
+    };
+    NodeTlb {
+        pending_bytes: cpus().map(|cpu| space.pending_bytes(cpu)).sum(),
+        pending_max_bytes: space.pending_max_bytes(node),
+        generation_lag: cpus().map(|cpu| space.tlb().lag(cpu)).max().unwrap_or(0),
+    }
+}
+
+/// What becomes of memory that is given back: "lazy" or "off".
+pub(crate) fn tlb_mode() -> &'static str {
+    if space().is_lazy() { "lazy" } else { "off" }
 }
 
 /// How page-table pages are locked.
@@ -56,7 +180,10 @@ pub(crate) fn lock_scheme() -> &'static str {
 
 /// Drops this CPU's translations as another CPU asks. Called by the interrupt.
 pub(crate) fn answer_flush(cpu: &PerCpu) {
-    if TLB.get().is_some_and(|tlb| tlb.catch_up(&DirectMap)) {
+    if TLB
+        .get()
+        .is_some_and(|tlb| tlb.catch_up(&DirectMap, SafePoint::Interrupt))
+    {
         cpu.count(CpuCounter::TlbRemoteFlushReceived);
     }
 }
@@ -76,11 +203,11 @@ fn thread_policy() -> Policy {
 
 /// Handles a page fault by a read or a write if it is of the commonest kind; whether it was. Interrupts are off.
 #[inline(always)]
-pub(crate) fn fault_at_once(address: u64) -> bool {
-    let Some(space) = SPACE.get() else {
+pub(crate) fn fault_at_once(cpu: &PerCpu, address: u64) -> bool {
+    let (Some(space), Some(of_cpu)) = (SPACE.get(), cpu.space.get()) else {
         return false;
     };
-    thread_policy() == Policy::Local && space.fault_at_once(VirtAddr::new_truncated(address))
+    thread_policy() == Policy::Local && space.fault_at_once(VirtAddr::new_truncated(address), &of_cpu)
 }
 
 /// Handles any page fault. Interrupts are on.
@@ -101,7 +228,7 @@ pub(crate) fn fault(address: u64, access: Access) -> Result<(), FaultError> {
 #[cold]
 fn retry_fault(address: VirtAddr, access: Access, error: FaultError) -> Result<(), FaultError> {
     let may_help = match error {
-        FaultError::OutOfMemory(_) => stacks::release_unused(),
+        FaultError::OutOfMemory(_) => stacks::free_unused(),
         FaultError::NotReserved(_) => access == Access::Read && tolerate_wide_read(address),
         FaultError::NotAllowed { .. } => false,
     };
@@ -121,12 +248,19 @@ const WIDE_READ_BYTES: u64 = 16;
 fn tolerate_wide_read(address: VirtAddr) -> bool {
     let page = address.align_down(Size4KiB::BYTES);
     let before = VirtAddr::new(page.as_u64() - 1);
-    cpu::is_emulated_by_qemu()
+    let tolerated = cpu::is_emulated_by_qemu()
         && address.as_u64() - page.as_u64() < WIDE_READ_BYTES
         && before.is_some_and(|before| space().query(before) != PageState::Unreserved)
         && VirtRange::new(page, Size4KiB::BYTES)
-            .is_some_and(|range| space().mark_reserved(range, WIDE_READ_PAGE).is_ok())
+            .is_some_and(|range| space().mark_reserved(range, WIDE_READ_PAGE).is_ok());
+    if tolerated {
+        WIDE_READS.store(true, Ordering::Relaxed);
+    }
+    tolerated
 }
+
+/// Whether [`tolerate_wide_read`] has ever put a page behind a reservation.
+static WIDE_READS: AtomicBool = AtomicBool::new(false);
 
 /// What [`tolerate_wide_read`] puts behind a reservation.
 const WIDE_READ_PAGE: Attributes = Attributes {
@@ -135,15 +269,13 @@ const WIDE_READ_PAGE: Attributes = Attributes {
     page_size: PageSize::Size4KiB,
 };
 
-/// Takes away what [`tolerate_wide_read`] may have put behind a reservation that ends at `end`.
-fn clear_wide_read(end: u64) {
-    let Some(page) = VirtAddr::new(end).filter(|_| cpu::is_emulated_by_qemu()) else {
-        return;
-    };
-    if space().query(page) != PageState::Unreserved
-        && let Some(range) = VirtRange::new(page, Size4KiB::BYTES)
-    {
-        space().clear_reserved(range);
+/// `bytes`, and what [`tolerate_wide_read`] may have put behind a reservation of so many at `start`.
+fn with_wide_read(start: u64, bytes: u64) -> u64 {
+    let behind = || VirtAddr::new(start + bytes).map(|page| space().query(page));
+    if WIDE_READS.load(Ordering::Relaxed) && behind() != Some(PageState::Unreserved) {
+        bytes + Size4KiB::BYTES
+    } else {
+        bytes
     }
 }
 
@@ -176,8 +308,17 @@ pub(crate) fn reserve(bytes: usize, attributes: Attributes) -> Result<NonNull<u8
 pub(crate) fn release(start: u64, bytes: u64) {
     gate::enter(move || {
         let bytes = bytes.next_multiple_of(Size4KiB::BYTES);
-        clear_wide_read(start + bytes);
-        space().release(range(start, bytes));
+        let addresses = AddressSpace::<DirectMap>::addresses_of(range(start, bytes));
+        space().release_from(range(start, with_wide_read(start, bytes)), addresses);
+    });
+}
+
+/// As [`release`], but on return no CPU can reach the memory.
+pub(crate) fn revoke(start: u64, bytes: u64) {
+    gate::enter(move || {
+        let bytes = bytes.next_multiple_of(Size4KiB::BYTES);
+        let addresses = AddressSpace::<DirectMap>::addresses_of(range(start, bytes));
+        space().revoke_from(range(start, with_wide_read(start, bytes)), addresses);
     });
 }
 
@@ -207,10 +348,11 @@ pub(crate) fn reserve_above_guard(
 
 /// Gives back what [`reserve_above_guard`] gave.
 pub(crate) fn release_above_guard(start: u64, guard_bytes: u64, bytes: u64) {
-    let space = space();
-    clear_wide_read(start + guard_bytes + bytes);
-    space.clear_reserved(range(start + guard_bytes, bytes));
-    space.free_addresses(range(start, guard_bytes + bytes + Size4KiB::BYTES));
+    let first = start + guard_bytes;
+    space().release_from(
+        range(first, with_wide_read(first, bytes)),
+        range(start, guard_bytes + bytes + Size4KiB::BYTES),
+    );
 }
 
 /// Backs each page of the range that has no memory yet, by `policy`, else by the range's, else by the thread's.

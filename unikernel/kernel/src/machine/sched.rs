@@ -16,10 +16,10 @@ use intrusive_collections::{
 };
 use x86_64::instructions::interrupts;
 
-use super::percpu::{self, PerCpu, offset, this_cpu};
+use super::percpu::{self, Due, PerCpu, offset, this_cpu};
 use super::stacks::{KernelStack, ProgramStack};
 use super::traps::vector;
-use super::{apic, clock, cpu as processor, gate, housekeeping, net};
+use super::{apic, clock, cpu as processor, gate, housekeeping, net, program_memory};
 use crate::contract::{ThreadId, WaitOutcome};
 
 /// What a thread runs: program code, called outside the gate.
@@ -543,7 +543,8 @@ pub(crate) fn expire_timers(cpu: &'static PerCpu) {
     arm_timer(cpu);
 }
 
-/// Arms this CPU's timer for the earliest deadline, the housekeeping tick included; without one it stays off.
+/// Arms this CPU's timer for the earliest deadline, the housekeeping tick and the memory manager's alarm included; without one it stays
+/// off.
 pub(crate) fn arm_timer(cpu: &'static PerCpu) {
     let first = cpu
         .timers
@@ -552,7 +553,10 @@ pub(crate) fn arm_timer(cpu: &'static PerCpu) {
         .front()
         .get()
         .map(|thread| thread.deadline_ns.load(Ordering::Relaxed));
-    let next_ns = first.unwrap_or(u64::MAX).min(cpu.housekeeping_at_ns.get());
+    let next_ns = first
+        .unwrap_or(u64::MAX)
+        .min(cpu.housekeeping_at_ns.get())
+        .min(cpu.alarm_at_ns.get());
     if next_ns == u64::MAX {
         apic::local().disarm();
     } else {
@@ -581,6 +585,8 @@ pub(crate) extern "C" fn idle() -> ! {
         if housekeeping::is_dedicated(cpu) {
             interrupts::enable();
             net::poll();
+            housekeeping::run_if_due();
+            program_memory::safe_point();
             spin_loop();
             interrupts::disable();
             if !cpu.run_queue.lock().ready.is_empty() {
@@ -592,9 +598,11 @@ pub(crate) extern "C" fn idle() -> ! {
         cpu.idle.store(true, Ordering::Relaxed);
         // Pairs with the fence in `make_ready`.
         fence(Ordering::SeqCst);
-        if cpu.run_queue.lock().ready.is_empty() && !cpu.housekeeping_due.get() {
+        if cpu.run_queue.lock().ready.is_empty() && cpu.due.get() == Due::empty() {
+            program_memory::enter_idle();
             interrupts::enable_and_hlt();
             interrupts::disable();
+            program_memory::exit_idle();
         }
         cpu.idle.store(false, Ordering::Relaxed);
         interrupts::enable();

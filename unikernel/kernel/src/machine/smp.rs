@@ -149,7 +149,8 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
     percpu::set_all(Vec::leak(all));
     // SAFETY: the boot processor, whose stacks have just been set.
     unsafe { load(boot) };
-    program_memory::set_online();
+    apic::local().set_logical_id(boot);
+    program_memory::join(boot);
     boot.online.store(true, Ordering::Release);
     Ok(boot)
 }
@@ -324,10 +325,11 @@ pub(crate) extern "C" fn application_processor_main(cpu: &'static PerCpu) -> ! {
         timer: vector::TIMER,
         error: Some(vector::APIC_ERROR),
     });
+    apic::local().set_logical_id(cpu);
     let now = clock::now_ns();
     EARLIEST_START_NS.fetch_min(now, Ordering::Relaxed);
     LATEST_START_NS.fetch_max(now, Ordering::Relaxed);
-    program_memory::set_online();
+    program_memory::join(cpu);
     cpu.online.store(true, Ordering::Release);
     sched::idle()
 }

@@ -12,7 +12,7 @@ use homenode_mm::{
 };
 use homenode_topology::NodeId;
 
-use super::memory::{self, KERNEL_STACKS};
+use super::memory::{self, KERNEL_STACKS, KERNEL_STACKS_BYTES};
 use super::program_memory;
 
 /// Mapped bytes of a kernel stack.
@@ -21,9 +21,6 @@ const KERNEL_STACK_BYTES: u64 = 64 << 10;
 pub(crate) const KERNEL_STACK_GUARD_BYTES: u64 = 64 << 10;
 /// The address space of one kernel stack: its guard, then the stack.
 const SLOT_BYTES: u64 = KERNEL_STACK_BYTES + KERNEL_STACK_GUARD_BYTES;
-/// The address space of all kernel stacks.
-const KERNEL_STACKS_BYTES: u64 = 1 << 44;
-
 /// Slots of kernel stacks that no thread uses, by the node of their frames; and the first slot that was never used.
 struct KernelStackPool {
     unused: Vec<(NodeId, u64)>,
@@ -240,20 +237,20 @@ impl StackMemory {
     }
 }
 
-/// Gives back the memory that is kept for future threads; whether there was any. Inside the gate.
-pub(crate) fn release_unused() -> bool {
+/// Frees the memory that is kept for future threads, and what waits for CPUs to drop translations; whether there was any. Inside the gate.
+pub(crate) fn free_unused() -> bool {
     let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
-    let any = !unused.is_empty();
     unused.into_iter().for_each(StackMemory::release);
-    any
+    program_memory::free_retired()
 }
 
-/// Takes program memory by `take`; if there is none, gives back what is kept for future threads and tries again. Inside the gate.
+/// Takes memory by `take`; if there is none, gives back what is kept for future threads and what waits for CPUs to drop translations, and
+/// tries again. Inside the gate.
 ///
 /// # Errors
 /// What `take` says the last time.
 pub(crate) fn with_unused_released<T>(take: impl Fn() -> Result<T, OutOfMemory>) -> Result<T, OutOfMemory> {
-    take().or_else(|error| if release_unused() { take() } else { Err(error) })
+    take().or_else(|error| if free_unused() { take() } else { Err(error) })
 }
 
 /// The bytes that a thread's own block takes above its stack.

@@ -32,6 +32,7 @@ impl Source for Kernel {
             threads: sched::thread_counts(),
             page_faults: CpuCounters::sum(counters.clone(), CpuCounter::PageFault),
             page_table_locks: PageTableLocks::counted_by(program_memory::lock_scheme(), counters.clone()),
+            tlb: program_memory::tlb_status(),
             nodes: sys::topology()
                 .nodes()
                 .iter()
@@ -69,5 +70,6 @@ fn node_status<'a>(node: NodeId, counters: impl IntoIterator<Item = &'a CpuCount
             kept_bytes: memory.kept_bytes,
         }),
         mapped_bytes: MappedBytes::counted_by(node, counters),
+        tlb: program_memory::node_tlb(node),
     }
 }

@@ -16,7 +16,9 @@ use homenode_topology::{CpuId, NodeId, Topology};
 
 use super::percpu::{self, this_cpu};
 use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
-use crate::contract::{Interrupts, SpawnError, Stream, TableLocks, ThreadId, ThreadSpec, WaitOutcome};
+use crate::contract::{
+    Interrupts, SpawnError, Stream, TableLocks, ThreadId, ThreadSpec, TlbCounts, WaitOutcome,
+};
 use crate::mem::{Options, Page, RegionError};
 
 static MACHINE: OnceCell<(&'static Topology, Vec<CpuId>)> = OnceCell::new();
@@ -119,6 +121,53 @@ pub(crate) fn table_locks() -> Option<TableLocks> {
         taken: sum(CpuCounter::TableLock),
         contended: sum(CpuCounter::TableLockContended),
     })
+}
+
+pub(crate) fn tlb_counts() -> Option<TlbCounts> {
+    let of = |family: &[CpuCounter]| family.iter().map(|&counter| sum(counter)).sum();
+    Some(TlbCounts {
+        forced: of(&[
+            CpuCounter::TlbForcedDeadline,
+            CpuCounter::TlbForcedPending,
+            CpuCounter::TlbForcedMemory,
+            CpuCounter::TlbForcedDrain,
+            CpuCounter::TlbForcedRevoke,
+            CpuCounter::TlbForcedChange,
+            CpuCounter::TlbForcedOff,
+        ]),
+        interrupts_sent: of(&[
+            CpuCounter::TlbSentDeadline,
+            CpuCounter::TlbSentPending,
+            CpuCounter::TlbSentMemory,
+            CpuCounter::TlbSentDrain,
+            CpuCounter::TlbSentRevoke,
+            CpuCounter::TlbSentChange,
+            CpuCounter::TlbSentOff,
+        ]),
+        catch_ups: of(&[
+            CpuCounter::TlbCaughtUpInterrupt,
+            CpuCounter::TlbCaughtUpKernel,
+            CpuCounter::TlbCaughtUpQuiesce,
+            CpuCounter::TlbCaughtUpIdle,
+            CpuCounter::TlbCaughtUpOwn,
+        ]),
+        retired: sum(CpuCounter::TlbRetired),
+        flush_all: sum(CpuCounter::TlbLocalFlushAll),
+        flush_one: sum(CpuCounter::TlbLocalFlushOne),
+    })
+}
+
+#[inline]
+pub(crate) fn quiesce() {
+    program_memory::quiesce();
+}
+
+pub(crate) fn drain() {
+    program_memory::drain();
+}
+
+pub(crate) fn tlb_mode() -> &'static str {
+    program_memory::tlb_mode()
 }
 
 pub(crate) fn exit(status: u8) -> ! {
@@ -237,6 +286,12 @@ pub(crate) unsafe fn query(address: NonNull<u8>) -> Option<Page> {
 /// The range is what [`reserve`] gave, and nothing uses it any more.
 pub(crate) unsafe fn release(start: NonNull<u8>, bytes: usize) {
     program_memory::release(start.as_ptr() as u64, bytes as u64);
+}
+
+/// # Safety
+/// The range is what [`reserve`] gave, and nothing uses it any more.
+pub(crate) unsafe fn revoke(start: NonNull<u8>, bytes: usize) {
+    program_memory::revoke(start.as_ptr() as u64, bytes as u64);
 }
 
 /// # Safety

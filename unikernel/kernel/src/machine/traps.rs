@@ -8,7 +8,7 @@ use homenode_mm::Access;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr2;
 
-use super::percpu::{PerCpu, offset, this_cpu};
+use super::percpu::{Due, PerCpu, offset, this_cpu};
 use super::segments::{Gate, InterruptStack, load_interrupt_table};
 use super::stacks::KERNEL_STACK_GUARD_BYTES;
 use super::{apic, crash, housekeeping, program_memory, sched};
@@ -123,15 +123,18 @@ extern "C" fn trap_entry(frame: &TrapFrame) {
     // The handler is on the kernel stack: no call from here may switch to its top again.
     let depth = cpu.gate_depth.replace(1);
     if frame.vector == u64::from(vector::PAGE_FAULT) {
-        page_fault(frame, depth != 0);
+        page_fault(cpu, frame, depth != 0);
     } else {
         handle(cpu, frame, depth != 0);
     }
-    if depth == 0 && cpu.housekeeping_due.get() {
+    if depth == 0 {
         // On top of interrupted program code; had kernel code been interrupted, the gate's exit would do it.
-        interrupts::enable();
-        housekeeping::run_if_due();
-        interrupts::disable();
+        if cpu.due.get() != Due::empty() {
+            interrupts::enable();
+            housekeeping::run_if_due();
+            interrupts::disable();
+        }
+        program_memory::safe_point();
     }
     cpu.gate_depth.set(depth);
 }
@@ -144,6 +147,7 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
             cpu.count(CpuCounter::TimerInterrupt);
             apic::local().eoi();
             housekeeping::note_tick(cpu);
+            program_memory::note_alarm(cpu);
             sched::expire_timers(cpu);
         }
         vector::WAKE => {
@@ -194,14 +198,14 @@ pub(crate) mod page_fault_code {
 
 /// Brings the page that is missing, or reports the program's error.
 #[inline(always)]
-fn page_fault(frame: &TrapFrame, in_kernel: bool) {
+fn page_fault(cpu: &PerCpu, frame: &TrapFrame, in_kernel: bool) {
     use page_fault_code::{FETCH, PRESENT, RESERVED_BIT};
     // Read while interrupts are off: their handlers may fault.
     let address = Cr2::read_raw();
     // With interrupts off, kernel code may hold a lock, and what a fault waits for may wait for that.
     let may_wait = frame.rflags & INTERRUPT_FLAG != 0;
     let first_touch = frame.error_code & (PRESENT | RESERVED_BIT | FETCH) == 0;
-    if !may_wait || !first_touch || !program_memory::fault_at_once(address) {
+    if !may_wait || !first_touch || !program_memory::fault_at_once(cpu, address) {
         any_page_fault(frame, address, may_wait, in_kernel);
     }
 }

@@ -257,6 +257,18 @@ impl Pages {
     }
 }
 
+impl Pages {
+    /// Gives the memory back, as dropping does, but returns only when no CPU can reach it any more: an access by a pointer that somebody has
+    /// kept ends the program from then on. Dropping is enough where nobody has one, and interrupts no CPU.
+    pub fn revoke(mut self) {
+        let bytes = core::mem::take(&mut self.bytes);
+        if bytes > 0 {
+            // SAFETY: this is the whole reservation, and nothing is left for `drop`.
+            unsafe { sys::revoke(self.start, bytes) };
+        }
+    }
+}
+
 impl fmt::Debug for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pages")

@@ -45,6 +45,11 @@ impl<T: FromZeros> Reservation<T> {
             .populate_around(self.region.bytes_of(elements), policy)
     }
 
+    /// Gives the addresses and their memory back, as [`Region::revoke`] does.
+    pub fn revoke(self) {
+        self.region.revoke();
+    }
+
     /// The region. Pages that no thread has backed come when they are first touched, by the toucher's policy.
     #[must_use]
     pub fn finish(self) -> Region<T> {
@@ -174,6 +179,12 @@ impl<T> Region<T> {
     #[track_caller]
     pub fn set_policy(&self, elements: Range<usize>, policy: Option<Policy>) -> Result<(), OutOfMemory> {
         self.pages.set_policy(self.pages_of(elements), policy)
+    }
+
+    /// Gives the buffer back, as dropping does, but returns only when no CPU can reach its memory any more: an access by a pointer that
+    /// somebody has kept ends the program from then on. Dropping is enough where nobody has one, and interrupts no CPU.
+    pub fn revoke(self) {
+        self.pages.revoke();
     }
 
     /// Moves the pages that hold any of these `elements` to `node`, and returns how many pages it moved: those that were there

@@ -114,11 +114,13 @@ impl Barrier {
         }
     }
 
-    /// Waits until all participants have come. What each did before is then visible to all.
+    /// Waits until all participants have come. What each did before is then visible to all. This is a safe point, as
+    /// [`tlb::quiesce`](crate::tlb::quiesce) is.
     ///
     /// # Panics
     /// If more threads come at once than the barrier was created for.
     pub fn wait(&self) -> BarrierWaitResult {
+        sys::quiesce();
         self.wait_on(&self.nodes[sys::current_node().index()].0)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use homenode_metrics::{
     AppCounter, CpuCounter, CpuCounters, FreeMemory, MappedBytes, NetworkStatus, NodeCounter, NodeCounters,
-    NodeMemory, NodeStatus, PageTableLocks, Program, ProgramState, Source, Status, Threads,
+    NodeMemory, NodeStatus, NodeTlb, PageTableLocks, Program, ProgramState, Source, Status, Threads, Tlb,
 };
 use homenode_topology::{CpuId, NodeId};
 
@@ -34,6 +34,11 @@ impl Machine {
             cpu.add(CpuCounter::TableLock, 100 * n);
         }
         cpus[0].add(CpuCounter::TableLockContended, 6);
+        cpus[0].add(CpuCounter::TlbRetired, 40);
+        cpus[0].add(CpuCounter::TlbForcedDeadline, 1);
+        cpus[0].add(CpuCounter::TlbSentDeadline, 3);
+        cpus[1].add(CpuCounter::TlbCaughtUpInterrupt, 1);
+        cpus[1].add(CpuCounter::TlbCaughtUpKernel, 5);
         cpus[1].add(CpuCounter::Split, 1);
         cpus[0].add(CpuCounter::MigrateSuccess, 8);
         cpus[1].add(CpuCounter::MigrateFail, 2);
@@ -69,6 +74,11 @@ impl Source for Machine {
                 kept_bytes: 2 << 20,
             },
             mapped_bytes: MappedBytes::counted_by(NodeId(node), &self.cpus),
+            tlb: NodeTlb {
+                pending_bytes: cached_bytes * 16,
+                pending_max_bytes: 32 << 20,
+                generation_lag: cpus_online,
+            },
         };
         Status {
             version: "0.1.0",
@@ -86,6 +96,12 @@ impl Source for Machine {
             },
             page_faults: CpuCounters::sum(&self.cpus, CpuCounter::PageFault),
             page_table_locks: PageTableLocks::counted_by("split", &self.cpus),
+            tlb: Tlb {
+                lazy: true,
+                deadline: Duration::from_millis(10),
+                range_max_pages: 33,
+                generation: 17,
+            },
             nodes: vec![node(0, 2, &[1, 0, 3], 4096), node(1, 0, &[0, 0, 0], 0)],
             network: NetworkStatus {
                 received_packets: 11,

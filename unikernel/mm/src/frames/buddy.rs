@@ -7,13 +7,15 @@ use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 use homenode_topology::{PhysAddr, PhysRange};
 
+use super::cache::CachedFrame;
+use super::depot::Chain;
 use super::directory::Directory;
 use super::lock::Lock;
 use super::metadata::{FrameMetadata, MetadataArray, State};
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::frame::Block;
+use crate::frame::{Block, Frame};
 use crate::machine::Machine;
-use crate::size::{BASE_SHIFT, ORDERS, Order, PageSize};
+use crate::size::{BASE_SHIFT, ORDERS, Order, PageSize, Size4KiB};
 
 const HUGE: Order = PageSize::Size2MiB.order();
 
@@ -30,6 +32,12 @@ impl Section {
         self.range
             .contains(address)
             .then(|| self.first_index + ((address - self.range.start) >> BASE_SHIFT) as u32)
+    }
+
+    /// The address of the frame with this index, which is of this section.
+    #[inline]
+    fn address(&self, index: u32) -> PhysAddr {
+        self.range.start + (u64::from(index - self.first_index) << BASE_SHIFT)
     }
 }
 
@@ -174,6 +182,7 @@ impl Buddy {
             .map(|section| (section.range, section.first_index))
     }
 
+    #[inline]
     pub(super) const fn metadata(&self) -> &MetadataArray {
         &self.metadata
     }
@@ -247,6 +256,7 @@ impl Buddy {
     }
 
     /// The free 4 KiB frames, as of now or a little earlier.
+    #[inline]
     pub(super) fn free_frames(&self) -> u64 {
         self.summary.frames.load(Ordering::Relaxed)
     }
@@ -352,12 +362,48 @@ impl Buddy {
     /// [`FrameMetadata::give_back`], and are in nobody's hands.
     pub(super) fn free(&self, machine: &impl Machine, blocks: impl Iterator<Item = Block>) {
         self.update(machine, |lists| {
-            blocks.for_each(|block| self.insert(lists, block));
+            blocks.for_each(|block| {
+                let (section, index) = self.find(block.start());
+                self.insert(lists, section, index, block);
+            });
         });
     }
 
-    fn insert(&self, lists: &mut FreeLists, block: Block) {
-        let (section, mut index) = self.find(block.start());
+    /// Puts the frames of a chain back, as [`free`](Self::free).
+    pub(super) fn free_chain(&self, machine: &impl Machine, mut chain: Chain) {
+        if chain.is_empty() {
+            return;
+        }
+        self.update(machine, |lists| {
+            while let Some((index, _)) = chain.pop(&self.metadata) {
+                let section = self.section(index);
+                let block = Block::from(Frame::<Size4KiB>::containing(section.address(index)));
+                self.insert(lists, section, index, block);
+            }
+        });
+    }
+
+    /// Takes a chain apart into as many slots as it has frames.
+    pub(super) fn take_apart(&self, mut chain: Chain, slots: &mut [CachedFrame]) {
+        // Frames that were given back together are mostly of the same section.
+        let (mut first, mut frames, mut start) = (0, 0, PhysAddr(0));
+        for slot in slots {
+            let Some((index, metadata)) = chain.pop(&self.metadata) else {
+                return;
+            };
+            if index.wrapping_sub(first) >= frames {
+                let section = self.section(index);
+                first = section.first_index;
+                frames = (section.range.bytes() >> BASE_SHIFT) as u32;
+                start = section.range.start;
+            }
+            let start = start + (u64::from(index - first) << BASE_SHIFT);
+            *slot = CachedFrame::new(start, metadata);
+        }
+    }
+
+    /// Puts back a block that begins at the frame of `section` with this index.
+    fn insert(&self, lists: &mut FreeLists, section: &Section, mut index: u32, block: Block) {
         let mut order = block.order();
         let mut start = block.start();
         self.metadata.get(index).set_state(State::Interior);
@@ -410,10 +456,14 @@ impl Buddy {
 
     /// The address of the frame with this index.
     fn address(&self, index: u32) -> PhysAddr {
-        let section = &self.sections[self
+        self.section(index).address(index)
+    }
+
+    /// The section of the frame with this index.
+    fn section(&self, index: u32) -> &Section {
+        let below = self
             .sections
-            .partition_point(|section| section.first_index <= index)
-            - 1];
-        section.range.start + (u64::from(index - section.first_index) << BASE_SHIFT)
+            .partition_point(|section| section.first_index <= index);
+        &self.sections[below - 1]
     }
 }

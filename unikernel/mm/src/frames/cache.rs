@@ -4,8 +4,9 @@ use core::ptr::NonNull;
 
 use homenode_topology::{NodeId, PhysAddr};
 
+use super::depot::Chain;
 use super::lock::Lock;
-use super::metadata::{FrameMetadata, State};
+use super::metadata::{FrameMetadata, MetadataArray, State};
 use crate::frame::{Block, Frame};
 use crate::size::{Order, PageSize, Size4KiB};
 
@@ -70,7 +71,8 @@ impl Capacity {
             enough => 1 << enough.ilog2(),
         };
         let small = fit(share / 2, FEWEST_SMALL, MOST_SMALL);
-        let rest = (share - u64::from(small)) / u64::from(Kind::Huge.order().frames());
+        let rest = share - u64::from(small) - u64::from(small / 2);
+        let rest = rest / u64::from(Kind::Huge.order().frames());
         let huge = fit(rest, FEWEST_HUGE, MOST_HUGE);
         Self { small, huge }
     }
@@ -79,9 +81,14 @@ impl Capacity {
         self.small == 0
     }
 
+    /// How many 4 KiB frames are taken or given at once.
+    pub(super) const fn chain_frames(self) -> u32 {
+        self.small / 2
+    }
+
     /// The 4 KiB frames that a full cache holds.
     pub(super) const fn frames(self) -> u64 {
-        self.small as u64 + ((self.huge as u64) << Kind::Huge.order().index())
+        self.small as u64 + self.chain_frames() as u64 + ((self.huge as u64) << Kind::Huge.order().index())
     }
 }
 
@@ -137,11 +144,13 @@ struct Level {
     capacity: u32,
 }
 
-/// The frames of a cache. The levels come first, on the cache line of the lock.
+/// The frames of a cache. The levels and the chain come first, on the cache line of the lock.
 #[repr(C)]
 pub(super) struct Stacks {
     small: Level,
     huge: Level,
+    /// 4 KiB frames that were given back many at once, half as many as the capacity at most.
+    chain: Chain,
     small_frames: [CachedFrame; MOST_SMALL as usize],
     huge_frames: [CachedFrame; MOST_HUGE as usize],
 }
@@ -229,6 +238,28 @@ impl Stacks {
         level.count += 1;
     }
 
+    /// Room for `count` frames of 4 KiB, which `fill` fills; the last is the next to be taken. There must be room.
+    pub(super) fn push_chain(&mut self, count: u32, fill: impl FnOnce(&mut [CachedFrame])) {
+        fill(&mut self.small_frames[self.small.count as usize..][..count as usize]);
+        self.small.count += count;
+    }
+
+    /// Takes the chain of frames that were given back many at once.
+    pub(super) const fn take_chain(&mut self) -> Chain {
+        self.chain.take()
+    }
+
+    /// How many frames the chain has.
+    pub(super) const fn chained(&self) -> u32 {
+        self.chain.count()
+    }
+
+    /// Keeps frames that were given back many at once: what is too much.
+    pub(super) fn gather(&mut self, metadata: &MetadataArray, chain: Chain) -> Option<Chain> {
+        let most = self.batch(Kind::Small);
+        self.chain.join(metadata, chain, most)
+    }
+
     /// Takes out the `count` frames that have been there the longest, which `give` is shown.
     pub(super) fn take_oldest(&mut self, kind: Kind, count: u32, give: impl FnOnce(&[CachedFrame])) {
         let (level, frames) = self.parts(kind);
@@ -253,6 +284,7 @@ impl CpuCache {
         let stacks = Stacks {
             small: level(capacity.small),
             huge: level(capacity.huge),
+            chain: Chain::EMPTY,
             small_frames: [CachedFrame::NONE; MOST_SMALL as usize],
             huge_frames: [CachedFrame::NONE; MOST_HUGE as usize],
         };

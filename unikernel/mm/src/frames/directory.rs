@@ -56,10 +56,50 @@ impl Place<'_> {
     #[inline]
     pub(super) fn is_valid(&self, block: Block) -> bool {
         if block.order() < HUGE {
-            self.chunk.small.load(Ordering::Acquire) & Chunk::bit(block.start()) != 0
+            self.is_valid_small(block.start())
         } else {
             block.order() == Order::MAX || self.chunk.huge.load(Ordering::Acquire) != 0
         }
+    }
+
+    /// As [`is_valid`](Self::is_valid), for the 4 KiB frame at `address`, which is this place's.
+    #[inline(always)]
+    pub(super) fn is_valid_small(&self, address: PhysAddr) -> bool {
+        self.chunk.small.load(Ordering::Acquire) & Chunk::bit(address) != 0
+    }
+}
+
+/// Frames without a hole in one chunk, where those that are near to another one are found without the directory.
+#[derive(Clone, Copy)]
+pub(super) struct Stretch<'a> {
+    /// The number of the first frame, and how many there are.
+    first: u64,
+    frames: u64,
+    /// There is one if there are frames.
+    chunk: Option<&'a Chunk>,
+}
+
+impl<'a> Stretch<'a> {
+    /// A stretch without frames.
+    pub(super) const EMPTY: Self = Self {
+        first: 0,
+        frames: 0,
+        chunk: None,
+    };
+
+    /// Where the frame at `address` is, and the how manieth of the stretch it is, if it lies in it.
+    #[inline(always)]
+    pub(super) fn find(&self, address: PhysAddr) -> Option<(Place<'a>, u32)> {
+        let within = (address.0 >> BASE_SHIFT).wrapping_sub(self.first);
+        if within >= self.frames {
+            return None;
+        }
+        // SAFETY: there are frames; and the address lies in the memory that the chunk's pointer is biased for.
+        let place = unsafe {
+            let chunk = self.chunk.unwrap_unchecked();
+            Directory::place(chunk, chunk.node, chunk.metadata, address)
+        };
+        Some((place, within as u32))
     }
 }
 
@@ -180,6 +220,17 @@ impl Directory {
         let within = (number as u32 & (CHUNK_FRAMES - 1)).wrapping_sub(chunk.first);
         // SAFETY: the address lies in the memory that the pointer is biased for.
         (within < chunk.frames).then(|| unsafe { Self::place(chunk, chunk.node, chunk.metadata, address) })
+    }
+
+    /// The frames around `address`, if [`find_fast`](Self::find_fast) finds it.
+    pub(super) fn stretch(&self, address: PhysAddr) -> Option<Stretch<'_>> {
+        let Place { chunk, .. } = self.find_fast(address)?;
+        let start = address.align_down(CHUNK_BYTES).0 >> BASE_SHIFT;
+        Some(Stretch {
+            first: start + u64::from(chunk.first),
+            frames: chunk.frames.into(),
+            chunk: Some(chunk),
+        })
     }
 
     #[cold]

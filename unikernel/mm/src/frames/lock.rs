@@ -10,7 +10,7 @@ const HELD: u32 = 1;
 
 /// A value that one CPU at a time works on. Not a guard but a closure holds it, so that it is never held across a return.
 #[repr(C)]
-pub(super) struct Lock<T> {
+pub(crate) struct Lock<T> {
     word: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -19,7 +19,7 @@ pub(super) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(crate) fn new(value: T) -> Self {
         Self {
             word: AtomicU32::new(FREE),
             value: UnsafeCell::new(value),
@@ -28,7 +28,7 @@ impl<T> Lock<T> {
 
     /// Calls `work` unless another CPU works on the value, then `None`. For short paths that do not wait.
     #[inline(always)]
-    pub(super) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
+    pub(crate) fn try_with<R>(&self, work: impl FnOnce(&mut T) -> Option<R>) -> Option<R> {
         if self.word.swap(HELD, Ordering::Acquire) != FREE {
             return None;
         }
@@ -41,7 +41,7 @@ impl<T> Lock<T> {
 
     /// Calls `work` while no other CPU works on the value. It must not come back to the same lock.
     #[inline]
-    pub(super) fn with<R>(&self, machine: &impl Machine, work: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, machine: &impl Machine, work: impl FnOnce(&mut T) -> R) -> R {
         while self.word.swap(HELD, Ordering::Acquire) != FREE {
             // Reading leaves the holder's cache line alone.
             while self.word.load(Ordering::Relaxed) != FREE {
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
 
     /// Watches the lock and its value, in one of loom's models.
     #[cfg(loom)]
-    pub(super) fn watch(&self) {
+    pub(crate) fn watch(&self) {
         self.word.watch();
         crate::model::watch_value(self.value.get());
     }

@@ -14,7 +14,7 @@ pub(crate) enum State {
     Free(Order),
     /// The first frame of a block that was handed out.
     Allocated(Order),
-    /// The first frame of a block that was given back and is in a CPU's cache, or on its way to its node.
+    /// The first frame of a block that was given back and is in a CPU's cache, in its node's depot, or on its way there.
     Cached(Order),
     /// A page table. Handed out as 4 KiB.
     Table,
@@ -27,6 +27,10 @@ impl State {
     const TABLE: u32 = 4 << 8;
     /// An order.
     const LOW: u32 = 0xff;
+    /// One of the above.
+    const KIND: u32 = 0xff00;
+    /// Above both, in the first frame of a chain in a depot, how many frames it has.
+    const CHAIN_SHIFT: u32 = 16;
 
     #[inline]
     const fn encode(self) -> u32 {
@@ -42,7 +46,7 @@ impl State {
     fn decode(word: u32) -> Self {
         let low = word & Self::LOW;
         let order = Order::new(low as u8).unwrap_or(Order::MAX);
-        match word & !Self::LOW {
+        match word & Self::KIND {
             Self::FREE => Self::Free(order),
             Self::ALLOCATED => Self::Allocated(order),
             Self::CACHED => Self::Cached(order),
@@ -54,8 +58,9 @@ impl State {
 
 /// One frame's metadata.
 ///
-/// `next` and `previous` are links under the node's lock while the frame is the first of a free block. While it is a page table,
-/// `lock` is that table's lock and `next` the number of its used entries.
+/// `next` and `previous` are links under the node's lock while the frame is the first of a free block. In a chain, `next` is the
+/// next frame; in one in a depot, `previous` is the last frame in the first one, and the next chain in the last one. While the frame
+/// is a page table, `lock` is that table's lock and `next` the number of its used entries.
 #[repr(C)]
 pub(crate) struct FrameMetadata {
     state: AtomicU32,
@@ -155,10 +160,27 @@ impl FrameMetadata {
         }
     }
 
+    /// Says that this frame, which was given back, is the first of a chain in a depot.
+    pub(super) fn set_chain(&self, frames: u32, last: u32) {
+        let state = State::Cached(Order::MIN).encode() | frames << State::CHAIN_SHIFT;
+        self.state.store(state, Ordering::Relaxed);
+        self.set_previous(last);
+    }
+
+    /// Of the first frame of a chain in a depot: how many frames the chain has, and its last.
+    pub(super) fn chain(&self) -> (u32, u32) {
+        (
+            self.state.load(Ordering::Relaxed) >> State::CHAIN_SHIFT,
+            self.previous(),
+        )
+    }
+
+    #[inline]
     pub(super) fn next(&self) -> u32 {
         self.next.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(super) fn set_next(&self, index: u32) {
         self.next.store(index, Ordering::Relaxed);
     }
@@ -248,11 +270,19 @@ impl MetadataArray {
     ///
     /// # Panics
     /// If there is no such frame: the allocator's own lists are damaged.
+    #[inline]
     pub(super) fn get(&self, index: u32) -> &FrameMetadata {
         assert!(index < self.frames, "frame index {index} of {}", self.frames);
         // SAFETY: in bounds; only shared references to the items, which are atomics, are ever made, and by `new`'s contract the
         // memory outlives them.
         unsafe { self.first.add(index as usize).as_ref() }
+    }
+
+    /// The index of the frame with this metadata, which is of this array.
+    #[inline]
+    pub(super) fn index_of(&self, metadata: &FrameMetadata) -> u32 {
+        let offset = core::ptr::from_ref(metadata).addr() - self.first.as_ptr().addr();
+        (offset / size_of::<FrameMetadata>()) as u32
     }
 
     /// The metadata of `count` frames from this index on.

@@ -1,18 +1,27 @@
 //! Physical frames, per node.
 //!
 //! Each node has a buddy allocator of 4 KiB to 1 GiB blocks under one lock, and each CPU a cache of 4 KiB and 2 MiB frames of its
-//! own node before that, so that most allocations and frees write to nothing that another CPU uses.
+//! own node before that, so that most allocations and frees write to nothing that another CPU uses. Between both lies the node's
+//! depot of 4 KiB frames, in chains of up to 64, which are exchanged as a whole (see `depot`).
 //!
 //! # An allocation
-//! 1. The CPU's cache, if the memory is wanted from the CPU's node first. An empty cache is refilled with an aligned block of up to
-//!    256 KiB (so that CPUs do not write to each other's metadata) or four 2 MiB frames, while its node has plenty: more than all
-//!    its caches can hold beside what is kept for the kernel.
-//! 2. For each node that the policy allows, the nearest first: its buddy allocator, then, if something may be in them, the caches
-//!    of its CPUs, which are emptied into it, and the buddy allocator again. So a node is passed over, or the allocation fails, only
-//!    when the node has nothing; and that is found out by reading a few cache lines, without writing to any.
+//! 1. The CPU's cache, if the memory is wanted from the CPU's node first. An empty cache is refilled with a chain: its own of frames
+//!    that were given back together, or one of the depot. If there is none, it gets an aligned block of up to 256 KiB (so that CPUs
+//!    do not write to each other's metadata) or four 2 MiB frames, while its node has plenty: more than all its caches can hold
+//!    beside what is kept for the kernel.
+//! 2. For each node that the policy allows, the nearest first: its buddy allocator, then, if something may be in them, the depot,
+//!    which is emptied into it chain by chain until that is enough, the caches of its CPUs, which are emptied as well, and the buddy
+//!    allocator again. So a node is passed over, or the allocation fails, only when the node has nothing; and that is found out by
+//!    reading a few cache lines, without writing to any. Who has memory elsewhere that can be got back says so by
+//!    [`allocate_reclaiming`](FrameAllocator::allocate_reclaiming), and is asked for it before the first node is passed over.
 //!
-//! Where memory is not plentiful, caches are not refilled, so that none keeps what another CPU needs. Their capacities are a
-//! share of the node's memory, and small nodes have none. A full cache gives half of itself back under one lock.
+//! Where memory is not plentiful, caches are not refilled from the buddy allocator, and nothing is put into the depot, so that none
+//! keeps what another CPU needs. Their capacities are a share of the node's memory, and small nodes have none.
+//!
+//! # Giving back
+//! A frame goes to the cache of the CPU that gives it back, if it is of the CPU's node. A full cache gives half of itself to the
+//! depot, or to the buddy allocator where that is full, under one lock. Many frames are given back by a [`Freeing`], which links
+//! them to chains: one of them stays with the CPU, and the others go to their nodes' depots.
 //!
 //! For [`Purpose::Program`] a node keeps 8 MiB, times its share of all memory, in its buddy allocator: the kernel needs memory to
 //! report that there is none.
@@ -29,10 +38,12 @@
 
 mod buddy;
 mod cache;
+mod depot;
 mod directory;
 mod error;
+mod freeing;
 mod layout;
-mod lock;
+pub(crate) mod lock;
 mod metadata;
 mod retired;
 mod tables;
@@ -46,8 +57,11 @@ use homenode_topology::{NodeId, PhysAddr, PhysRange};
 
 use self::buddy::{Buddy, Refusal};
 use self::cache::{CacheRef, CachedFrame, Capacity, CpuCache, Kind, Stacks};
+use self::depot::{Chain, Depot};
 use self::directory::{Directory, Place};
 pub use self::error::{BuildError, OutOfMemory};
+pub use self::freeing::Freeing;
+use self::lock::Lock;
 pub(crate) use self::metadata::{FrameMetadata, TableLock};
 use self::metadata::{MetadataArray, State};
 pub(crate) use self::retired::RetiredFrames;
@@ -60,6 +74,8 @@ use crate::size::{BASE_SHIFT, FrameSize, ORDERS, Order, Size4KiB};
 
 /// What programs leave to the kernel on all nodes together, in bytes.
 const KEPT_BYTES: u64 = 8 << 20;
+/// A node's depot holds at most its memory divided by this.
+const DEPOT_SHARE: u64 = 32;
 
 /// What the allocator is told about a node.
 #[derive(Clone, Debug, Default)]
@@ -86,9 +102,9 @@ pub struct NodeStats {
     pub total_bytes: u64,
     /// The bytes that what it keeps about these takes beside them: metadata, the caches themselves, the directory.
     pub metadata_bytes: u64,
-    /// The number of free blocks of each order, those in CPUs' caches included.
+    /// The number of free blocks of each order, those in CPUs' caches and in the node's depot included.
     pub free_blocks: [u64; ORDERS],
-    /// The bytes of the free blocks that are in CPUs' caches.
+    /// The bytes of the free blocks that are in CPUs' caches and in the node's depot.
     pub cached_bytes: u64,
     /// The bytes that are not handed out for [`Purpose::Program`].
     pub kept_bytes: u64,
@@ -114,9 +130,14 @@ struct Node {
     plenty_frames: u64,
     /// The caches of the node's CPUs.
     caches: Vec<CacheRef>,
-    /// 0 if all of `caches` are known to be empty, or are being emptied.
+    /// What the caches do not hold, and whether it holds anything ever.
+    depot: CachePadded<Lock<Depot>>,
+    has_depot: bool,
+    /// How many 4 KiB frames go to and from `depot` at once.
+    chain_frames: u32,
+    /// 0 if `depot` and all of `caches` are known to be empty, or are being emptied.
     may_be_cached: CachePadded<AtomicU32>,
-    /// How many CPUs are emptying `caches`.
+    /// How many CPUs are emptying them.
     drains: CachePadded<AtomicU32>,
     /// This node, then the others, the nearest first; without the nodes that have no memory.
     order: Vec<NodeId>,
@@ -222,6 +243,12 @@ impl<M: Machine> FrameAllocator<M> {
                         .filter(|cache| cache.get().node == node)
                         .copied()
                         .collect();
+                    let total_frames = total_bytes[index] >> BASE_SHIFT;
+                    let depot_frames = if caches.is_empty() {
+                        0
+                    } else {
+                        total_frames / DEPOT_SHARE
+                    };
                     let share = u128::from(KEPT_BYTES >> BASE_SHIFT) * u128::from(total_bytes[index]);
                     let kept_frames = share.checked_div(all_bytes.into()).unwrap_or(0) as u64;
                     Node {
@@ -231,6 +258,9 @@ impl<M: Machine> FrameAllocator<M> {
                         kept_frames,
                         plenty_frames: kept_frames + caches.len() as u64 * capacity.frames(),
                         caches,
+                        depot: CachePadded::new(Lock::new(Depot::new(depot_frames, capacity.chain_frames()))),
+                        has_depot: depot_frames > 0,
+                        chain_frames: capacity.chain_frames(),
                         may_be_cached: CachePadded::new(AtomicU32::new(0)),
                         drains: CachePadded::new(AtomicU32::new(0)),
                         order,
@@ -280,7 +310,8 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         purpose: Purpose,
     ) -> Result<Allocation<Frame<S>>, OutOfMemory> {
-        let Allocation { memory, placement } = self.take(S::ORDER, policy, local, page_index, purpose)?;
+        let Allocation { memory, placement } =
+            self.take(S::ORDER, policy, local, page_index, purpose, None)?;
         Ok(Allocation {
             memory: Frame::containing(memory.start()),
             placement,
@@ -299,7 +330,46 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         purpose: Purpose,
     ) -> Result<Allocation<Block>, OutOfMemory> {
-        self.take(order, policy, local, page_index, purpose)
+        self.take(order, policy, local, page_index, purpose, None)
+    }
+
+    /// Takes a frame as [`allocate`](Self::allocate), but where the node that is asked first has nothing left, `reclaim` is called
+    /// once, without a lock, and the node asked again if it says that it has given something back.
+    ///
+    /// # Errors
+    /// As for [`allocate`](Self::allocate).
+    #[inline]
+    pub fn allocate_reclaiming<S: FrameSize>(
+        &self,
+        policy: Policy,
+        local: NodeId,
+        page_index: u64,
+        purpose: Purpose,
+        reclaim: &dyn Fn() -> bool,
+    ) -> Result<Allocation<Frame<S>>, OutOfMemory> {
+        let Allocation { memory, placement } =
+            self.take(S::ORDER, policy, local, page_index, purpose, Some(reclaim))?;
+        Ok(Allocation {
+            memory: Frame::containing(memory.start()),
+            placement,
+        })
+    }
+
+    /// Takes a block as [`allocate_block`](Self::allocate_block), and reclaims as
+    /// [`allocate_reclaiming`](Self::allocate_reclaiming).
+    ///
+    /// # Errors
+    /// As for [`allocate`](Self::allocate).
+    pub fn allocate_block_reclaiming(
+        &self,
+        order: Order,
+        policy: Policy,
+        local: NodeId,
+        page_index: u64,
+        purpose: Purpose,
+        reclaim: &dyn Fn() -> bool,
+    ) -> Result<Allocation<Block>, OutOfMemory> {
+        self.take(order, policy, local, page_index, purpose, Some(reclaim))
     }
 
     /// A 4 KiB frame of the running CPU's node, if one is at hand in its cache; not counted. For the page-fault path: nothing is waited
@@ -327,6 +397,7 @@ impl<M: Machine> FrameAllocator<M> {
         local: NodeId,
         page_index: u64,
         purpose: Purpose,
+        reclaim: Option<&dyn Fn() -> bool>,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         if let Some(kind) = Kind::of(order)
             && let Some(cache) = self.own_cache()
@@ -335,7 +406,7 @@ impl<M: Machine> FrameAllocator<M> {
         {
             return Ok(self.taken_from_cache(frame, cache.node, kind, policy, local));
         }
-        self.take_slowly(order, policy, local, page_index, purpose)
+        self.take_slowly(order, policy, local, page_index, purpose, reclaim)
     }
 
     /// The running CPU's cache.
@@ -370,6 +441,7 @@ impl<M: Machine> FrameAllocator<M> {
         local: NodeId,
         page_index: u64,
         purpose: Purpose,
+        reclaim: Option<&dyn Fn() -> bool>,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         if let Some(kind) = Kind::of(order)
             && let Some(cache) = self.own_cache()
@@ -380,20 +452,31 @@ impl<M: Machine> FrameAllocator<M> {
         {
             return Ok(self.taken_from_cache(frame, cache.node, kind, policy, local));
         }
-        self.take_from_nodes(order, policy, local, page_index, purpose)
+        self.take_from_nodes(order, policy, local, page_index, purpose, reclaim)
     }
 
-    /// Fills an empty cache from its node, if that has plenty, and takes a frame from it.
+    /// Fills an empty cache from its chain, from its node's depot, or from its node's free lists, if there is plenty in them, and
+    /// takes a frame from it.
     fn refill(&self, node: NodeId, stacks: &mut Stacks, kind: Kind) -> Option<CachedFrame> {
         let node = &self.nodes[node.index()];
-        node.buddy.allocate_batch(
-            &self.machine,
-            &self.directory,
-            kind.order(),
-            stacks.batch(kind),
-            node.plenty_frames,
-            |start, metadata| stacks.push_all(kind, start, metadata, kind.order().frames() as usize),
-        );
+        let chain = match kind {
+            Kind::Small if stacks.chained() > 0 => Some(stacks.take_chain()),
+            Kind::Small => node.take_chain(&self.machine),
+            Kind::Huge => None,
+        };
+        match chain {
+            Some(chain) => {
+                stacks.push_chain(chain.count(), |slots| node.buddy.take_apart(chain, slots));
+            }
+            None => node.buddy.allocate_batch(
+                &self.machine,
+                &self.directory,
+                kind.order(),
+                stacks.batch(kind),
+                node.plenty_frames,
+                |start, metadata| stacks.push_all(kind, start, metadata, kind.order().frames() as usize),
+            ),
+        }
         let frame = stacks.pop(kind)?;
         node.note_cached();
         Some(frame)
@@ -407,11 +490,17 @@ impl<M: Machine> FrameAllocator<M> {
         local: NodeId,
         page_index: u64,
         purpose: Purpose,
+        mut reclaim: Option<&dyn Fn() -> bool>,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         let (_, allowed) = self.allowed(policy, local, page_index);
         let mut kept = false;
         for &node in allowed {
-            match self.take_from(&self.nodes[node.index()], order, purpose) {
+            let take = || self.take_from(&self.nodes[node.index()], order, purpose);
+            let taken = take().or_else(|refusal| match reclaim.take() {
+                Some(reclaim) if reclaim() => take(),
+                _ => Err(refusal),
+            });
+            match taken {
                 Ok(block) => {
                     let interleaved = policy == Policy::Interleave;
                     return Ok(self.counted(block, node, allowed[0], local, interleaved));
@@ -432,7 +521,8 @@ impl<M: Machine> FrameAllocator<M> {
         })
     }
 
-    /// Takes a block from a node: from its free lists, and if that can not be, from there once its CPUs' caches are empty.
+    /// Takes a block from a node: from its free lists, and if that can not be, from there once so much of its depot and its CPUs' caches
+    /// is in them that it can be.
     fn take_from(&self, node: &Node, order: Order, purpose: Purpose) -> Result<Block, Refusal> {
         let kept = match purpose {
             Purpose::Program => node.kept_frames,
@@ -441,8 +531,8 @@ impl<M: Machine> FrameAllocator<M> {
         let allocate = || node.buddy.allocate(&self.machine, &self.directory, order, kept);
         allocate().or_else(|_| {
             // Asked again even if no cache holds anything now: another CPU may have emptied them meanwhile.
-            self.drain_node(node);
-            allocate()
+            self.drain_until(node, || allocate().ok())
+                .map_or_else(allocate, Ok)
         })
     }
 
@@ -568,13 +658,21 @@ impl<M: Machine> FrameAllocator<M> {
         self.give_back_slowly(block);
     }
 
+    /// Where a block is that is given back, once that is noted there.
+    ///
+    /// # Panics
+    /// As [`free_block`](Self::free_block).
+    fn given_back(&self, block: Block) -> Place<'_> {
+        match self.directory.find(block.start()) {
+            Some(place) if place.is_valid(block) && place.metadata.give_back(block.order()).is_ok() => place,
+            _ => self.misuse("freed", block),
+        }
+    }
+
     /// Gives a block back where the running CPU's cache does not take it at once.
     #[inline(never)]
     fn give_back_slowly(&self, block: Block) {
-        let place = match self.directory.find(block.start()) {
-            Some(place) if place.is_valid(block) && place.metadata.give_back(block.order()).is_ok() => place,
-            _ => self.misuse("freed", block),
-        };
+        let place = self.given_back(block);
         if let Some(kind) = Kind::of(block.order())
             && let Some(cache) = self.own_cache()
             && cache.node == place.node
@@ -600,12 +698,27 @@ impl<M: Machine> FrameAllocator<M> {
         let node = &self.nodes[node.index()];
         node.note_cached();
         if !stacks.has_room(kind) {
-            self.empty(node, stacks, kind, stacks.capacity(kind) / 2);
+            let half = stacks.capacity(kind) / 2;
+            match kind {
+                Kind::Small => stacks.take_oldest(kind, half, |frames| self.put_frames(node, frames)),
+                Kind::Huge => self.empty(node, stacks, kind, half),
+            }
         }
         true
     }
 
-    /// Gives `count` frames of a cache to its node.
+    /// Gives 4 KiB frames of a cache to its node's depot.
+    fn put_frames(&self, node: &Node, frames: &[CachedFrame]) {
+        let mut chain = Chain::EMPTY;
+        for frame in frames {
+            // SAFETY: what a cache holds was put there with its metadata, and this is the allocator.
+            let metadata = unsafe { frame.metadata() };
+            chain.push(node.buddy.metadata().index_of(metadata), metadata);
+        }
+        node.put_chain(&self.machine, chain);
+    }
+
+    /// Gives `count` frames of a cache to its node's free lists.
     fn empty(&self, node: &Node, stacks: &mut Stacks, kind: Kind, count: u32) {
         stacks.take_oldest(kind, count, |frames| {
             let blocks = frames.iter().map(|frame| frame.block(kind));
@@ -613,31 +726,42 @@ impl<M: Machine> FrameAllocator<M> {
         });
     }
 
-    /// Gives the frames in all CPUs' caches back to their nodes.
+    /// Gives the frames in all nodes' depots and CPUs' caches back to their nodes' free lists.
     pub fn drain(&self) {
         for node in &self.nodes {
-            self.drain_node(node);
+            self.drain_until(node, || None::<()>);
         }
     }
 
-    /// Empties the caches of a node's CPUs.
-    fn drain_node(&self, node: &Node) {
+    /// Empties a node's depot, chain by chain until `enough` gives something, and then the caches of the node's CPUs.
+    fn drain_until<R>(&self, node: &Node, enough: impl Fn() -> Option<R>) -> Option<R> {
         let (may_be_cached, drains) = (&node.may_be_cached, &node.drains);
         // While another CPU is emptying them, what they hold is noted nowhere.
         if may_be_cached.load(Ordering::Acquire) == 0 && drains.load(Ordering::Acquire) == 0 {
-            return;
+            return None;
         }
         drains.fetch_add(1, Ordering::AcqRel);
-        // What is put into a cache after it was emptied here is noted after this, as both happen under the cache's lock.
+        // What is put into the depot or a cache after it was emptied here is noted after this, as both happen under its lock.
         may_be_cached.swap(0, Ordering::AcqRel);
-        for cache in &node.caches {
-            cache.get().stacks.with(&self.machine, |stacks| {
-                for kind in Kind::ALL {
-                    self.empty(node, stacks, kind, stacks.count(kind));
-                }
-            });
+        let mut found = None;
+        while found.is_none() && node.drain_chain(&self.machine) {
+            found = enough();
+        }
+        if found.is_some() {
+            may_be_cached.store(1, Ordering::Release);
+        } else {
+            // From here on nothing goes from a cache to the depot, or from there to a cache that is empty already.
+            for cache in &node.caches {
+                cache.get().stacks.with(&self.machine, |stacks| {
+                    node.buddy.free_chain(&self.machine, stacks.take_chain());
+                    for kind in Kind::ALL {
+                        self.empty(node, stacks, kind, stacks.count(kind));
+                    }
+                });
+            }
         }
         drains.fetch_sub(1, Ordering::AcqRel);
+        found
     }
 
     /// Divides a block that was handed out into blocks of the order `into`, which are handed out then and are given back one by one.
@@ -672,7 +796,7 @@ impl<M: Machine> FrameAllocator<M> {
                 panic!("{done} {block} twice: it is free, in a block of {as_part_of}")
             }
             State::Cached(order) if known => {
-                panic!("{done} {block} twice: it is free, in a CPU's cache, as {order}")
+                panic!("{done} {block} twice: it is free, in a cache, as {order}")
             }
             State::Allocated(other) if known => panic!("{done} {block}, which was handed out as {other}"),
             State::Table if known => panic!("{done} {block}, which is a page table"),
@@ -711,12 +835,14 @@ impl<M: Machine> FrameAllocator<M> {
     pub fn stats(&self, node: NodeId) -> Option<NodeStats> {
         let node = self.nodes.get(node.index())?;
         let mut free_blocks = node.buddy.free_blocks(&self.machine);
-        let mut cached_bytes = 0;
+        let chained = node.depot.with(&self.machine, |depot| depot.frames());
+        free_blocks[Order::MIN.index()] += chained;
+        let mut cached_bytes = chained * Order::MIN.bytes();
         for cache in &node.caches {
-            let cache = cache.get();
-            let counts = cache
-                .stacks
-                .with(&self.machine, |stacks| Kind::ALL.map(|kind| stacks.count(kind)));
+            let counts = cache.get().stacks.with(&self.machine, |stacks| {
+                let chained = |kind| if kind == Kind::Small { stacks.chained() } else { 0 };
+                Kind::ALL.map(|kind| stacks.count(kind) + chained(kind))
+            });
             for (kind, count) in Kind::ALL.into_iter().zip(counts) {
                 free_blocks[kind.order().index()] += u64::from(count);
                 cached_bytes += u64::from(count) * kind.order().bytes();
@@ -737,7 +863,7 @@ impl Node {
         self.kept_frames << BASE_SHIFT
     }
 
-    /// Notes that a cache of this node may hold something from now on. Under that cache's lock.
+    /// Notes that a cache of this node, or its depot, may hold something from now on. Under its lock.
     fn note_cached(&self) {
         if self.may_be_cached.load(Ordering::Relaxed) == 0 {
             self.may_be_cached.store(1, Ordering::Relaxed);

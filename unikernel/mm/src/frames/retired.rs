@@ -6,7 +6,7 @@ use super::FrameAllocator;
 use super::metadata::{FrameMetadata, State};
 use crate::frame::Block;
 use crate::machine::Machine;
-use crate::size::{BASE_SHIFT, Order};
+use crate::size::{BASE_SHIFT, Order, PageSize};
 
 /// Frames of any size, page tables among them, that wait until no CPU can reach them: linked through their metadata, so that a list
 /// of any length needs no memory of its own.
@@ -20,10 +20,6 @@ pub(crate) struct RetiredFrames {
 impl RetiredFrames {
     pub(crate) const fn new() -> Self {
         Self { last: None }
-    }
-
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.last.is_none()
     }
 }
 
@@ -56,15 +52,17 @@ impl<M: Machine> FrameAllocator<M> {
     /// # Panics
     /// If one of them is not handed out.
     pub(crate) fn free_retired(&self, mut list: RetiredFrames) {
+        let mut freeing = self.freeing();
         while let Some(frame) = list.last {
             let metadata = self.metadata(frame);
             list.last = metadata.link();
-            let order = match metadata.state() {
-                State::Allocated(order) => order,
-                // `free_block` says what is wrong with any other.
-                _ => Order::MIN,
-            };
-            self.free_block(Block::new(frame, order).expect("a frame is aligned"));
+            match metadata.state() {
+                State::Allocated(order) if order != Order::MIN => {
+                    self.free_block(Block::new(frame, order).expect("a frame is aligned"));
+                }
+                // What is wrong with any other is said where it is given back.
+                _ => _ = freeing.push(frame, PageSize::Size4KiB),
+            }
         }
     }
 }

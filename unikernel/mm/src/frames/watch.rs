@@ -24,6 +24,13 @@ impl<M: Machine> FrameAllocator<M> {
         }
     }
 
+    /// Watches the depots' locks, and what they protect.
+    pub fn watch_depots(&self) {
+        for node in &self.nodes {
+            node.depot.watch();
+        }
+    }
+
     /// Watches the lock of the page table in this frame, and its number of used entries.
     pub(crate) fn watch_table(&self, table: PhysAddr) {
         self.metadata(table).watch();

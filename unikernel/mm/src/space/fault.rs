@@ -1,10 +1,13 @@
 //! Page faults: the first touch of a page brings its memory.
 
+use homenode_topology::PhysAddr;
+
+use super::last::CpuSpace;
 use super::{Access, AddressSpace, FaultError, Found};
 use crate::addr::{VirtAddr, VirtRange};
 use crate::attributes::{AttributesId, Protection};
 use crate::frame::Block;
-use crate::frames::{OutOfMemory, Purpose};
+use crate::frames::{FrameMetadata, OutOfMemory, Purpose};
 use crate::machine::{Event, Machine, NodeEvent};
 use crate::policy::Policy;
 use crate::size::{PageSize, Size4KiB};
@@ -37,36 +40,53 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// there, of a range that may be written to, with a frame of the CPU's node at hand. It waits for nothing, and every instruction of it counts. All
     /// others are left to [`fault`](Self::fault), which does the same for any page.
     ///
-    /// Called for a thread whose policy is [`Policy::Local`], with interrupts off: this CPU can not be made to publish a generation meanwhile, so that no walk has to be announced.
+    /// Called for a thread whose policy is [`Policy::Local`], with interrupts off: this CPU can not be made to publish a generation meanwhile, so that no walk has to be
+    /// announced. `cpu` is the running CPU's own.
     #[inline(always)]
-    pub fn fault_at_once(&self, address: VirtAddr) -> bool {
+    pub fn fault_at_once(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> bool {
         const SIZE: PageSize = PageSize::Size4KiB;
         let machine = self.machine();
-        let found = self.descend_from_root(address, Level::Pt);
-        if found.level != Level::Pt {
+        let Some((table, metadata)) = cpu
+            .known(self.frames, address)
+            .or_else(|| self.find_table(address, cpu))
+        else {
             return false;
-        }
-        let id = found.value.attributes();
+        };
+        let entry = &self.table(table)[Level::Pt.index(address)];
+        let value = entry.load();
+        let id = value.attributes();
         // Those of what is not reserved allow nothing.
         let attributes = self.attributes.get(id);
-        if found.value != EntryValue::reserved(id) || !attributes.is_usual() {
+        if value != EntryValue::reserved(id) || !attributes.is_usual() {
             return false;
         }
-        match self.try_lock(found.table) {
-            Some(_locked) if found.entry.load() == found.value => found.entry.store(EntryValue::busy(id)),
+        match self.try_lock(table, metadata) {
+            Some(_locked) if entry.load() == value => entry.store(EntryValue::busy(id)),
             _ => return false,
         }
         let Some((frame, node)) = self.frames.take_at_hand() else {
-            found.entry.store(found.value);
+            entry.store(value);
             return false;
         };
         // SAFETY: the frame has just been handed out, to this function alone.
         unsafe { machine.zero(frame.range()) };
         let page = EntryValue::page(frame.start(), SIZE, Protection::ReadWrite, id);
-        found.entry.store(page);
+        entry.store(page);
         machine.count(Event::Fault, 1);
         machine.count_on(node, NodeEvent::MappedAtHome(SIZE), 1);
         true
+    }
+
+    /// The page table over `address`, if there is one, which becomes the CPU's last.
+    #[cold]
+    #[inline(never)]
+    fn find_table(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> Option<(PhysAddr, &FrameMetadata)> {
+        let found = self.descend_from_root(address, Level::Pt);
+        (found.level == Level::Pt).then(|| {
+            let metadata = self.frames.metadata(found.table);
+            cpu.keep(address, found.table, metadata);
+            (found.table, metadata)
+        })
     }
 
     /// Brings all pages of `range` that are reserved and have no memory yet, placed by `by` if given, else as on a fault.
@@ -197,16 +217,26 @@ impl<M: Machine> AddressSpace<'_, M> {
         let machine = self.machine();
         let local = machine.node();
         let index = address.as_u64() >> size.shift();
+        let reclaim = || self.free_retired();
         let (block, node) = if size == PageSize::Size4KiB {
-            let taken = self
-                .frames
-                .allocate::<Size4KiB>(policy, local, index, Purpose::Program)?;
+            let taken = self.frames.allocate_reclaiming::<Size4KiB>(
+                policy,
+                local,
+                index,
+                Purpose::Program,
+                &reclaim,
+            )?;
             (Block::from(taken.memory), taken.placement.node)
         } else {
             let order = size.order();
-            let taken = self
-                .frames
-                .allocate_block(order, policy, local, index, Purpose::Program)?;
+            let taken = self.frames.allocate_block_reclaiming(
+                order,
+                policy,
+                local,
+                index,
+                Purpose::Program,
+                &reclaim,
+            )?;
             if size == PageSize::Size2MiB {
                 machine.count_on(taken.placement.node, NodeEvent::HugeAllocated, 1);
             }

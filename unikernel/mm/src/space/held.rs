@@ -6,6 +6,7 @@ use crate::attributes::AttributesId;
 use crate::machine::Machine;
 use crate::table::entry::{Entry, EntryValue, Table};
 use crate::table::level::Level;
+use crate::tlb::StalePages;
 
 /// The entries of one table that this has made busy, with what was in them. Each must be set before this goes.
 pub(super) struct Held<'s> {
@@ -115,6 +116,25 @@ impl<'s> Held<'s> {
         }
     }
 
+    /// The pages that CPUs may have translations of.
+    pub(super) fn stale_pages(&self) -> StalePages {
+        let mut stale = StalePages::None;
+        let is_held = |index: usize| self.indices[index / 64] & 1 << (index % 64) != 0;
+        let (first, last) = (
+            (0..self.values.len()).find(|&index| is_held(index)),
+            (0..self.values.len()).rfind(|&index| is_held(index)),
+        );
+        for index in [first, last].into_iter().flatten() {
+            stale.add(self.page(index), self.level.entry_bytes().trailing_zeros());
+        }
+        stale
+    }
+
+    /// The first address of the page with this index.
+    fn page(&self, index: usize) -> VirtAddr {
+        VirtAddr::new_truncated(self.first_page.as_u64() + index as u64 * self.level.entry_bytes())
+    }
+
     /// The pages that are held, in order of address. They are no longer held here afterwards.
     pub(super) fn take(&mut self) -> impl Iterator<Item = HeldPage<'s>> {
         let (table, level) = (self.table.take(), self.level);
@@ -126,7 +146,7 @@ impl<'s> Held<'s> {
                 .map(move |index| (index, &table[index]))
         });
         pages.map(move |(index, entry)| HeldPage {
-            page: VirtAddr::new_truncated(self.first_page.as_u64() + index as u64 * level.entry_bytes()),
+            page: self.page(index),
             level,
             entry,
             value: self.values[index],

@@ -4,7 +4,7 @@ use core::fmt;
 
 use homenode_topology::PhysAddr;
 
-use super::AddressSpace;
+use super::{AddressSpace, FoundTable};
 use crate::frames::{FrameMetadata, TableLock};
 use crate::machine::{Event, Machine};
 use crate::table::entry::{Entry, EntryValue, Table};
@@ -40,7 +40,21 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// Locks the table at this address, which a walk that still goes on has come to; `None` if it has been taken out of the tree.
     #[inline]
     pub(super) fn lock(&self, table: PhysAddr) -> Option<LockedTable<'_>> {
-        let metadata = self.table_metadata(table);
+        self.lock_with(table, self.table_metadata(table))
+    }
+
+    /// As [`lock`](Self::lock), for a table that [`descend_near`](Self::descend_near) has found.
+    #[inline(always)]
+    pub(super) fn lock_found<'s>(&'s self, found: &FoundTable<'s>) -> Option<LockedTable<'s>> {
+        let locked = self.lock_with(found.table, found.metadata);
+        if locked.is_none() {
+            self.of_cpu(self.machine().cpu()).forget();
+        }
+        locked
+    }
+
+    #[inline(always)]
+    fn lock_with<'s>(&'s self, table: PhysAddr, metadata: &'s FrameMetadata) -> Option<LockedTable<'s>> {
         let lock = self.lock_of(metadata);
         self.machine().count(Event::TableLock, 1);
         if !lock.try_lock() {
@@ -49,10 +63,13 @@ impl<M: Machine> AddressSpace<'_, M> {
         self.locked(table, metadata, lock)
     }
 
-    /// As [`lock`](Self::lock), but not for the root, and `None` too if the lock is held.
+    /// As [`lock`](Self::lock), but `None` too if the lock is held. The metadata is the table's.
     #[inline(always)]
-    pub(super) fn try_lock(&self, table: PhysAddr) -> Option<LockedTable<'_>> {
-        let metadata = self.frames.metadata(table);
+    pub(super) fn try_lock<'s>(
+        &'s self,
+        table: PhysAddr,
+        metadata: &'s FrameMetadata,
+    ) -> Option<LockedTable<'s>> {
         let lock = self.lock_of(metadata);
         if !lock.try_lock() {
             return None;
@@ -140,6 +157,20 @@ impl<'s> LockedTable<'s> {
             change => self.metadata.add_used(change),
         }
         last
+    }
+
+    /// The table's entries.
+    #[inline]
+    pub(super) fn entries(&self) -> &'s Table {
+        self.entries
+    }
+
+    /// Adds to the number of used entries those that have been set, or emptied if it is negative, not by [`replace`](Self::replace).
+    #[inline]
+    pub(super) fn add_used(&self, change: i32) {
+        if change != 0 {
+            self.metadata.add_used(change);
+        }
     }
 
     /// Whether all entries are empty.

@@ -10,29 +10,38 @@
 //! another CPU while it holds one: what takes long makes the entry busy, unlocks, works, and then sets the entry, which nobody
 //! else may change meanwhile. [`LockScheme::Coarse`] is one lock instead of all these, for comparison.
 //!
-//! **Reuse.** Frames and tables that are taken out go through the [`TlbEngine`]: they are free when every CPU has dropped its
-//! translations, and has ended the walk that may have led there. An entry whose page changes its size or its frame is busy until
-//! then (Intel SDM volume 3, 4.10.2.3 and 4.10.4).
+//! **Reuse.** What is taken out goes through the [`TlbEngine`]: it is free when every CPU has dropped its translations, and has ended
+//! the walk that may have led there. What is given back for good waits for that without anybody waiting (see `retire`): its entries
+//! keep their frames, as *retiring* ones, until then. An entry whose page changes its size or its frame is busy until then (Intel SDM volume
+//! 3, 4.10.2.3 and 4.10.4), and CPUs are interrupted.
 
 mod error;
 mod fault;
 mod held;
+mod last;
 mod lock;
 mod modify;
 mod nearest;
+mod reclaim;
 mod reserve;
+mod retire;
 #[cfg(loom)]
 mod watch;
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::mem::MaybeUninit;
 use core::ptr::NonNull;
 
 use crossbeam_utils::CachePadded;
-use homenode_topology::{NodeId, PhysAddr};
+use homenode_topology::{CpuId, NodeId, PhysAddr};
 
 pub use self::error::{FaultError, RangeError, ReserveError};
+pub use self::last::CpuSpace;
+use self::last::LastTable;
 pub use self::lock::LockScheme;
+use self::retire::RetireQueues;
+pub use self::retire::Retirement;
 use crate::addr::{VirtAddr, VirtRange};
 use crate::attributes::{Attributes, AttributesId, AttributesTable, PackedAttributes};
 use crate::frame::Frame;
@@ -99,9 +108,19 @@ pub struct AddressSpace<'a, M> {
     tlb: &'a TlbEngine,
     ranges: VirtualRanges,
     attributes: AttributesTable,
+    retired: RetireQueues,
+    /// By CPU.
+    last_tables: Box<[CachePadded<LastTable>]>,
     scheme: LockScheme,
     /// The one lock of [`LockScheme::Coarse`].
     coarse: CachePadded<TableLock>,
+}
+
+/// The table that holds the lowest entry over an address that is no table.
+struct FoundTable<'s> {
+    table: PhysAddr,
+    level: Level,
+    metadata: &'s FrameMetadata,
 }
 
 /// The lowest entry over an address that is no table.
@@ -126,6 +145,7 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         frames: &'a FrameAllocator<M>,
         tlb: &'a TlbEngine,
         scheme: LockScheme,
+        retirement: &Retirement,
     ) -> Self {
         Self {
             root,
@@ -135,9 +155,32 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
             tlb,
             ranges: VirtualRanges::new(whole, tlb.cpus()),
             attributes: AttributesTable::new(),
+            retired: RetireQueues::new(tlb, retirement),
+            last_tables: (0..tlb.cpus())
+                .map(|_| CachePadded::new(LastTable::none()))
+                .collect(),
             scheme,
             coarse: CachePadded::new(TableLock::new()),
         }
+    }
+
+    /// What is to be kept for `cpu`.
+    ///
+    /// # Panics
+    /// If there is no such CPU.
+    #[inline]
+    #[must_use]
+    pub fn of_cpu(&self, cpu: CpuId) -> CpuSpace<'_> {
+        CpuSpace {
+            last: &self.last_tables[cpu.index()],
+            progress: self.tlb.progress_of(cpu),
+        }
+    }
+
+    /// The engine that keeps CPUs' translations coherent.
+    #[must_use]
+    pub const fn tlb(&self) -> &'a TlbEngine {
+        self.tlb
     }
 
     /// How page-table pages are locked.
@@ -201,6 +244,35 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         self.frames.machine()
     }
 
+    /// The table that holds the lowest entry over `address` that is no table, or `None` outside of program memory: it is often the last. Within
+    /// a walk.
+    #[inline(always)]
+    fn descend_near(&self, address: VirtAddr) -> Option<FoundTable<'_>> {
+        let cpu = self.of_cpu(self.machine().cpu());
+        if let Some((table, metadata)) = cpu.known(self.frames, address) {
+            return Some(FoundTable {
+                table,
+                level: Level::Pt,
+                metadata,
+            });
+        }
+        self.descend_far(address, &cpu)
+    }
+
+    #[inline(never)]
+    fn descend_far(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> Option<FoundTable<'_>> {
+        let Found { table, level, .. } = self.descend(address)?;
+        let metadata = self.table_metadata(table);
+        if level == Level::Pt {
+            cpu.keep(address, table, metadata);
+        }
+        Some(FoundTable {
+            table,
+            level,
+            metadata,
+        })
+    }
+
     /// The lowest entry over `address` that is no table, or `None` outside of program memory. Within a walk.
     #[inline]
     fn descend(&self, address: VirtAddr) -> Option<Found<'_>> {
@@ -261,7 +333,9 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
     /// A new table, not yet in the tree, all of its entries `value`.
     fn new_table(&self, value: EntryValue) -> Result<Frame<Size4KiB>, OutOfMemory> {
         let node = self.machine().node();
-        let allocation = self.frames.allocate(Policy::Local, node, 0, Purpose::Program)?;
+        let allocation =
+            self.frames
+                .allocate_reclaiming(Policy::Local, node, 0, Purpose::Program, &|| self.free_retired())?;
         let table = allocation.memory;
         let used = if value == EntryValue::EMPTY {
             0
@@ -332,9 +406,15 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
 
 /// The first address behind the entry of this level over `address`, or `None` at the end of the address space's half.
 fn next_entry(address: VirtAddr, level: Level) -> Option<VirtAddr> {
+    entries_behind(address, level, 1)
+}
+
+/// The first address behind so many entries of this level, the first of which is over `address`; as for [`next_entry`].
+#[inline]
+fn entries_behind(address: VirtAddr, level: Level, entries: u64) -> Option<VirtAddr> {
     address
         .align_down(level.entry_bytes())
-        .checked_add(level.entry_bytes())
+        .checked_add(entries * level.entry_bytes())
 }
 
 impl<M> fmt::Debug for AddressSpace<'_, M> {

@@ -12,6 +12,7 @@ use crate::machine::{Event, Machine, NodeEvent};
 use crate::policy::{Allocation, Policy};
 use crate::table::entry::EntryValue;
 use crate::table::level::Level;
+use crate::tlb::{Cause, StalePages};
 
 impl<M: Machine> AddressSpace<'_, M> {
     /// Allows in `range` what `protection` says, and nothing else: on return no CPU can do there what it forbids. A page that is only
@@ -37,11 +38,11 @@ impl<M: Machine> AddressSpace<'_, M> {
 
     /// Gives the attributes of `range` other values; if that takes rights away, translations are dropped everywhere.
     fn change(&self, range: VirtRange, new: impl Fn(Attributes) -> Attributes) -> Result<(), RangeError> {
-        let mut flush = false;
+        let mut stale = StalePages::None;
         let mut address = Some(range.start());
         let mut result = Ok(());
         while let Some(at) = address.filter(|at| range.contains(*at)) {
-            match self.change_in_table(at, range, &new, &mut flush) {
+            match self.change_in_table(at, range, &new, &mut stale) {
                 Ok(next) => address = next,
                 Err(error) => {
                     result = Err(error);
@@ -49,9 +50,8 @@ impl<M: Machine> AddressSpace<'_, M> {
                 }
             }
         }
-        if flush {
-            let generation = self.tlb.retire();
-            self.tlb.complete(self.machine(), generation);
+        if !stale.is_none() {
+            self.tlb.invalidate(self.machine(), &stale, Cause::Change);
         }
         result
     }
@@ -62,7 +62,7 @@ impl<M: Machine> AddressSpace<'_, M> {
         address: VirtAddr,
         range: VirtRange,
         new: &impl Fn(Attributes) -> Attributes,
-        flush: &mut bool,
+        stale: &mut StalePages,
     ) -> Result<Option<VirtAddr>, RangeError> {
         let walk = self.tlb.begin_walk(self.machine());
         let Some(Found {
@@ -89,6 +89,7 @@ impl<M: Machine> AddressSpace<'_, M> {
         let old = self.attributes.get(id).unpack();
         let changed = new(old);
         let new_id = self.intern(changed)?;
+        let takes_rights = old.protection.allows_more_than(changed.protection);
         let Some(locked) = self.lock(table) else {
             return Ok(Some(address));
         };
@@ -103,7 +104,9 @@ impl<M: Machine> AddressSpace<'_, M> {
             }
             let new_value = match level.page_size().filter(|_| value.holds_page(level)) {
                 Some(size) => {
-                    *flush |= old.protection.allows_more_than(changed.protection);
+                    if takes_rights {
+                        stale.add(at, size.shift());
+                    }
                     EntryValue::page(value.frame(size), size, changed.protection, new_id)
                 }
                 None => EntryValue::reserved(new_id),
@@ -153,12 +156,13 @@ impl<M: Machine> AddressSpace<'_, M> {
                     page.entry.store(page.value);
                     return Ok(());
                 }
-                match self.frames.allocate_block(
+                match self.frames.allocate_block_reclaiming(
                     size.order(),
                     Policy::Bind(node),
                     self.machine().node(),
                     0,
                     Purpose::Program,
+                    &|| self.free_retired(),
                 ) {
                     Ok(Allocation { memory: to, .. }) => {
                         let from = Block::new(from, size.order()).expect("a page's frame is aligned");
@@ -211,8 +215,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         while let Some(at) = address.filter(|at| range.contains(*at)) {
             match self.hold(at, range, &mut held) {
                 Hold::Pages(next) => {
-                    let generation = self.tlb.retire();
-                    self.tlb.complete(self.machine(), generation);
+                    self.tlb
+                        .invalidate(self.machine(), &held.stale_pages(), Cause::Change);
                     for page in held.take() {
                         change(page, retired)?;
                     }
@@ -269,8 +273,9 @@ impl<M: Machine> AddressSpace<'_, M> {
             return Ok(());
         };
         // No CPU may have translations of both sizes.
-        let generation = self.tlb.retire();
-        self.tlb.complete(self.machine(), generation);
+        let mut stale = StalePages::None;
+        stale.add(address.align_down(level.entry_bytes()), size.shift());
+        self.tlb.invalidate(self.machine(), &stale, Cause::Change);
 
         let id = value.attributes();
         let protection = self.attributes.get(id).protection();

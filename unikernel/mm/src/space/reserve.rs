@@ -1,13 +1,10 @@
 //! Reserving ranges of addresses, and giving them back.
 
-use homenode_topology::PhysAddr;
-
-use super::{AddressSpace, Found, RangeError, ReserveError};
+use super::{AddressSpace, RangeError, ReserveError};
 use crate::addr::{VirtAddr, VirtRange};
 use crate::attributes::{Attributes, AttributesId};
-use crate::frames::RetiredFrames;
-use crate::machine::{Machine, NodeEvent};
-use crate::size::{FrameSize, PageSize, Size2MiB, Size4KiB};
+use crate::machine::Machine;
+use crate::size::{FrameSize, Size2MiB, Size4KiB};
 use crate::table::entry::EntryValue;
 use crate::table::level::Level;
 
@@ -49,11 +46,26 @@ impl<M: Machine> AddressSpace<'_, M> {
         }
     }
 
-    /// Gives back what [`reserve`](Self::reserve) gave, the whole of it: pages, tables and addresses. Nobody may use it any more.
+    /// The addresses that the reservation `range` was made from: it and its guard.
+    ///
+    /// # Panics
+    /// If there can be no such reservation.
+    #[must_use]
+    pub fn addresses_of(range: VirtRange) -> VirtRange {
+        with_guard(range.bytes())
+            .and_then(|bytes| VirtRange::new(range.start(), bytes))
+            .expect("the reservation was as large")
+    }
+
+    /// Gives back what [`reserve`](Self::reserve) gave, the whole of it: pages, tables and addresses. Nobody may use it any more. It is free
+    /// when no CPU can reach it any more, which nobody waits for.
     pub fn release(&self, range: VirtRange) {
-        self.clear_reserved(range);
-        let slot = with_guard(range.bytes()).and_then(|bytes| VirtRange::new(range.start(), bytes));
-        self.free_addresses(slot.expect("the reservation was as large"));
+        self.release_from(range, Self::addresses_of(range));
+    }
+
+    /// As [`release`](Self::release), but on return no CPU can reach the range.
+    pub fn revoke(&self, range: VirtRange) {
+        self.revoke_from(range, Self::addresses_of(range));
     }
 
     /// Addresses that nobody else has, of which none is reserved yet: for reservations with a layout of their own.
@@ -73,7 +85,7 @@ impl<M: Machine> AddressSpace<'_, M> {
     pub fn mark_reserved(&self, range: VirtRange, attributes: Attributes) -> Result<(), RangeError> {
         let id = self.intern(attributes)?;
         self.try_mark(range, id)
-            .inspect_err(|_| self.clear_reserved(range))
+            .inspect_err(|_| self.unmark_reserved(range))
     }
 
     fn try_mark(&self, range: VirtRange, id: AttributesId) -> Result<(), RangeError> {
@@ -92,157 +104,32 @@ impl<M: Machine> AddressSpace<'_, M> {
         id: AttributesId,
     ) -> Result<Option<VirtAddr>, RangeError> {
         let walk = self.tlb.begin_walk(self.machine());
-        let Some(Found {
-            table, level, value, ..
-        }) = self.descend(address)
-        else {
+        let Some(found) = self.descend_near(address) else {
             return Err(RangeError::NotReserved(address));
         };
-        if !range.contains_aligned(address, level.entry_bytes()) {
+        let level = found.level;
+        let indices = level.entries_within(address, range);
+        if indices.is_empty() {
             drop(walk);
-            self.divide_reserved(address, level, value)?;
+            self.divide_reserved(address, level, EntryValue::EMPTY)?;
             return Ok(Some(address));
         }
-        let Some(locked) = self.lock(table) else {
+        let Some(locked) = self.lock_found(&found) else {
             return Ok(Some(address));
         };
-        let mut next = Some(address);
-        for index in level.index(address)..Level::ENTRIES as usize {
-            let Some(at) = next.filter(|at| range.contains_aligned(*at, level.entry_bytes())) else {
-                break;
-            };
-            if locked.entry(index).load() != EntryValue::EMPTY {
+        let mut marked = 0;
+        for entry in &locked.entries()[indices] {
+            let value = entry.load();
+            if value != EntryValue::EMPTY {
                 // A table from an earlier use, which is on its way out or serves a neighbour.
-                debug_assert!(
-                    locked.entry(index).load().is_table(level),
-                    "{at} is reserved already"
-                );
+                debug_assert!(value.is_table(level), "{range} is reserved already");
                 break;
             }
-            locked.replace(index, EntryValue::reserved(id));
-            next = super::next_entry(at, level);
+            entry.store(EntryValue::reserved(id));
+            marked += 1;
         }
-        Ok(next)
-    }
-
-    /// Gives back all pages and page tables of `range` and leaves it unreserved; returns when no CPU can reach them any more.
-    pub fn clear_reserved(&self, range: VirtRange) {
-        let mut retired = RetiredFrames::new();
-        let mut address = Some(range.start());
-        while let Some(at) = address.filter(|at| range.contains(*at)) {
-            address = self.clear_in_table(at, range, &mut retired);
-        }
-        self.complete_and_free(retired);
-    }
-
-    /// Waits until no CPU can reach what has been taken out, and gives it back.
-    pub(super) fn complete_and_free(&self, retired: RetiredFrames) {
-        if retired.is_empty() {
-            return;
-        }
-        let generation = self.tlb.retire();
-        self.tlb.complete(self.machine(), generation);
-        self.frames.free_retired(retired);
-    }
-
-    /// Clears what lies in one table, from `address` on; where to go on.
-    fn clear_in_table(
-        &self,
-        address: VirtAddr,
-        range: VirtRange,
-        retired: &mut RetiredFrames,
-    ) -> Option<VirtAddr> {
-        let walk = self.tlb.begin_walk(self.machine());
-        let Found {
-            table, level, value, ..
-        } = self.descend(address)?;
-        if value == EntryValue::EMPTY {
-            drop(walk);
-            // A reservation that failed may have left it, with a new table for nothing.
-            self.detach_unused(address, level, retired);
-            return super::next_entry(address, level);
-        }
-        debug_assert!(
-            range.contains_aligned(address, level.entry_bytes()),
-            "{range} is part of a larger reservation"
-        );
-        let Some(locked) = self.lock(table) else {
-            return Some(address);
-        };
-        let mut next = Some(address);
-        let mut busy = false;
-        for index in level.index(address)..Level::ENTRIES as usize {
-            let Some(at) = next.filter(|at| range.contains_aligned(*at, level.entry_bytes())) else {
-                break;
-            };
-            let value = locked.entry(index).load();
-            if value.is_table(level) {
-                break;
-            }
-            if value.is_busy() {
-                busy = true;
-                break;
-            }
-            let last = locked.replace(index, EntryValue::EMPTY);
-            if let Some(size) = level.page_size().filter(|_| last.holds_page(level)) {
-                let frame = last.frame(size);
-                self.count_unmapped(frame, size);
-                self.frames.retire(retired, frame);
-            }
-            next = super::next_entry(at, level);
-        }
-        let unused = locked.is_unused();
-        drop(locked);
-        drop(walk);
-        if unused {
-            self.detach_unused(address, level, retired);
-        }
-        if busy {
-            self.machine().relax();
-        }
-        next
-    }
-
-    pub(super) fn count_unmapped(&self, frame: PhysAddr, size: PageSize) {
-        if let Some(node) = self.frames.node_of(frame) {
-            self.machine().count_on(node, NodeEvent::Mapped(size), -1);
-        }
-    }
-
-    /// Takes the table of this level over `address` out of the tree if all its entries are empty, and those above that become empty by
-    /// this.
-    fn detach_unused(&self, address: VirtAddr, level: Level, retired: &mut RetiredFrames) {
-        let mut level = level;
-        while let Some(above) = level.above() {
-            let _walk = self.tlb.begin_walk(self.machine());
-            let Some(found) = self
-                .descend_to(address, above)
-                .filter(|found| found.level == above && found.value.is_table(above))
-            else {
-                return;
-            };
-            let Some(locked) = self.lock(found.table) else {
-                return;
-            };
-            let index = above.index(address);
-            let value = locked.entry(index).load();
-            if !value.is_table(above) {
-                return;
-            }
-            let table = self.lock_below(value.next_table(), &locked);
-            if !table.is_unused() {
-                return;
-            }
-            table.set_stray();
-            locked.replace(index, EntryValue::EMPTY);
-            // Whoever waits for this lock finds the table stray, and the entry above empty already: its next walk does not come back.
-            drop(table);
-            self.frames.retire(retired, value.next_table());
-            if !locked.is_unused() {
-                return;
-            }
-            level = above;
-        }
+        locked.add_used(marked);
+        Ok(super::entries_behind(address, level, marked as u64))
     }
 }
 

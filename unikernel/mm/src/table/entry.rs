@@ -110,6 +110,8 @@ const ATTRIBUTES_SHIFT: u32 = 52;
 const BUSY: u64 = 1 << 1;
 /// Software, in an entry that is not present: it holds a frame all the same, which nobody may access now.
 const NO_ACCESS: u64 = 1 << 11;
+/// Software, in an entry that is not present and has no attributes: the frame of a page that was given back, which CPUs may still reach.
+const RETIRING: u64 = 1 << 10;
 
 /// Entries over program memory, which say what a range is as well as where its pages are.
 impl EntryValue {
@@ -138,6 +140,17 @@ impl EntryValue {
             Protection::None => Self(Self::leaf(frame, size, data).0 & !Flags::PRESENT.bits() | NO_ACCESS),
         };
         Self(leaf.0 | Self::reserved(attributes).0)
+    }
+
+    /// What this, a page, becomes when its range is given back: nothing that is reserved, but the entry keeps the frame until no CPU can
+    /// reach it. Nobody but who gives the range back may change the entry.
+    pub(crate) const fn retiring(self) -> Self {
+        Self(self.0 & Flags::ADDRESS.bits() | RETIRING)
+    }
+
+    /// Whether the entry keeps the frame of a page that was given back.
+    pub(crate) const fn is_retiring(self) -> bool {
+        self.0 & (Flags::PRESENT.bits() | RETIRING) == RETIRING
     }
 
     /// The number of the range's attributes.

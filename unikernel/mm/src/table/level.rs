@@ -1,6 +1,8 @@
 //! The levels of the page-table tree.
 
-use crate::addr::VirtAddr;
+use core::ops::Range;
+
+use crate::addr::{VirtAddr, VirtRange};
 use crate::size::PageSize;
 
 /// A table's level, by the names of Intel SDM volume 3, 4.5.
@@ -37,6 +39,22 @@ impl Level {
     /// The index of the entry that covers `address` in a table of this level: 0 to 511.
     pub(crate) const fn index(self, address: VirtAddr) -> usize {
         (address.as_u64() >> self.shift()) as usize & 511
+    }
+
+    /// The entries of one table of this level, from that over `address` on, that lie wholly in `range`: their indices, which are none if the
+    /// first does not.
+    #[inline]
+    pub(crate) fn entries_within(self, address: VirtAddr, range: VirtRange) -> Range<usize> {
+        let first = self.index(address);
+        let start = address.align_down(self.entry_bytes());
+        if start < range.start() {
+            return first..first;
+        }
+        let left = range
+            .bytes()
+            .saturating_sub(start.as_u64() - range.start().as_u64());
+        let entries = (left >> self.shift()).min(Self::ENTRIES - first as u64);
+        first..first + entries as usize
     }
 
     /// The level below, or `None` below a page table.

@@ -131,6 +131,36 @@ impl<M: Machine> PageTable<M> {
         self.root
     }
 
+    /// Another root, which leads to the same tables in the upper half of the address space and to none in the lower one. So that it stays true, all
+    /// mappings that are added to the upper half later must lie in `growing`, which gets its uppermost tables now.
+    ///
+    /// # Errors
+    /// If there is no frame for a table or for the root.
+    pub fn upper_half_root(
+        &self,
+        growing: &[VirtRange],
+        tables: &mut impl TableFrames,
+    ) -> Result<Frame<Size4KiB>, MapError> {
+        for range in growing {
+            let mut page = Some(range.start());
+            while let Some(at) = page.filter(|at| range.contains(*at)) {
+                self.table_for(at, Level::Pdpt, tables)?;
+                page = at.checked_add(Level::Pml4.entry_bytes());
+            }
+        }
+        let root = tables
+            .allocate()
+            .ok_or(MapError::NoTableFrame(VirtAddr::default()))?;
+        // SAFETY: `TableFrames` promises that the frame is memory that nothing else uses.
+        unsafe { self.machine.zero(root.range()) };
+        let upper_half = Level::ENTRIES as usize / 2..;
+        let (from, to) = (self.table(self.root.start()), self.table(root.start()));
+        for (from, to) in from[upper_half.clone()].iter().zip(&to[upper_half]) {
+            to.store(from.load());
+        }
+        Ok(root)
+    }
+
     /// Maps `page` to `frame`, with the `flags` and [`Flags::PRESENT`].
     ///
     /// # Errors

@@ -1,12 +1,12 @@
-//! CPUs that are loom's threads, each with a TLB for one page.
+//! CPUs that are loom's threads, each with a TLB for a few pages.
 
 use std::alloc::{self, Layout};
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use homenode_mm::{Event, Machine, NodeEvent, TlbEngine, VirtAddr, model};
+use homenode_mm::{Event, Machine, NodeEvent, SafePoint, TlbEngine, VirtAddr, model};
 use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
@@ -23,7 +23,15 @@ const PAGE: u64 = 4 << 10;
 /// A CPU. Only its own thread looks at its TLB, at moments when loom does not switch.
 struct Core {
     interrupted: AtomicBool,
-    translation: Mutex<Option<PhysAddr>>,
+    translations: Mutex<Translations>,
+}
+
+/// What a CPU has cached.
+#[derive(Default)]
+struct Translations {
+    /// Whether the loaded root leads to program memory: else there are none.
+    has_root: bool,
+    pages: BTreeMap<VirtAddr, PhysAddr>,
 }
 
 thread_local! {
@@ -87,7 +95,7 @@ impl Cores {
     pub(crate) fn new(cpus: usize) -> Self {
         let core = || Core {
             interrupted: AtomicBool::new(false),
-            translation: Mutex::default(),
+            translations: Mutex::default(),
         };
         Self {
             memory: Some(Memory::new()),
@@ -106,24 +114,38 @@ impl Cores {
         &self.cores[self.cpu().index()]
     }
 
-    /// The running CPU's cached translation.
-    pub(crate) fn translation(&self) -> Option<PhysAddr> {
-        *self.core().translation.lock().unwrap()
+    fn translations(&self) -> MutexGuard<'_, Translations> {
+        self.core().translations.lock().unwrap()
     }
 
-    /// What the running CPU's page walker has found.
-    pub(crate) fn cache(&self, translation: Option<PhysAddr>) {
-        *self.core().translation.lock().unwrap() = translation;
+    /// The running CPU's cached translation of a page.
+    pub(crate) fn translation(&self, page: VirtAddr) -> Option<PhysAddr> {
+        self.translations().pages.get(&page).copied()
+    }
+
+    /// What the running CPU's page walker has found, if its root leads there.
+    pub(crate) fn cache(&self, page: VirtAddr, translation: Option<PhysAddr>) {
+        let mut translations = self.translations();
+        if let Some(frame) = translation.filter(|_| translations.has_root) {
+            translations.pages.insert(page, frame);
+        }
+    }
+
+    fn drop_all(&self, has_root: bool) {
+        *self.translations() = Translations {
+            has_root,
+            pages: BTreeMap::new(),
+        };
     }
 
     /// A moment at which interrupts arrive.
-    fn take_interrupts(&self) {
+    pub(crate) fn take_interrupts(&self) {
         if self.core().interrupted.load(Ordering::Acquire) {
             self.core().interrupted.swap(false, Ordering::Acquire);
             self.tlb
                 .get()
                 .expect("interrupts come from the engine")
-                .catch_up(self);
+                .catch_up(self, SafePoint::Interrupt);
         }
     }
 
@@ -191,18 +213,34 @@ unsafe impl Machine for Cores {
         NodeId(0)
     }
 
-    fn invalidate_page(&self, _page: VirtAddr) {
-        self.cache(None);
+    fn invalidate_page(&self, page: VirtAddr) {
+        self.translations().pages.remove(&page);
     }
 
     fn invalidate_all(&self) {
-        self.cache(None);
+        self.translations().pages.clear();
     }
 
-    fn interrupt(&self, cpu: CpuId) {
-        // An exchange, since loom does not order stores of threads that know nothing of each other.
-        self.cores[cpu.index()].interrupted.swap(true, Ordering::AcqRel);
+    fn load_idle_root(&self) {
+        self.drop_all(false);
     }
+
+    fn load_program_root(&self) {
+        self.drop_all(true);
+    }
+
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>) {
+        for cpu in cpus {
+            // An exchange, since loom does not order stores of threads that know nothing of each other.
+            self.cores[cpu.index()].interrupted.swap(true, Ordering::AcqRel);
+        }
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn set_alarm(&self, _at_ns: u64) {}
 
     fn relax(&self) {
         self.take_interrupts();

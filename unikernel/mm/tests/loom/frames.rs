@@ -1,11 +1,13 @@
 //! The per-CPU frame caches: their CPUs take and give frames while others empty them.
 
-use homenode_mm::{Frame, FrameAllocator, NodeMemory, Policy, Purpose, Size4KiB, model};
+use homenode_mm::{Frame, FrameAllocator, NodeMemory, PageSize, Policy, Purpose, Size4KiB, model};
 use homenode_topology::{NodeId, PhysAddr, PhysRange};
 
 use crate::cores::{Cores, MEMORY, lend, on_cpu};
 
 const NODE: NodeId = NodeId(0);
+/// A chain is full with so many frames: half a cache of three CPUs.
+const CHAIN: usize = 8;
 
 /// All memory, on one node, for so many CPUs.
 pub(crate) fn allocator(cpus: usize) -> FrameAllocator<Cores> {
@@ -77,5 +79,33 @@ fn nothing_stays_in_a_cache_that_is_thought_empty() {
         let other = on_cpu(1, || frames.drain());
         frames.free(frame);
         other.join().unwrap();
+    });
+}
+
+/// Gives frames back in one go, so that they are handed over as a chain.
+fn free_together(frames: &FrameAllocator<Cores>, together: &[Frame<Size4KiB>]) {
+    let mut freeing = frames.freeing();
+    for frame in together {
+        freeing.push(frame.start(), PageSize::Size4KiB);
+    }
+}
+
+/// One CPU puts chains into the depot, another takes what is there, and a third empties it.
+#[test]
+fn a_chain_goes_through_the_depot_once() {
+    check(3, 3, |frames| {
+        frames.watch_depots();
+        let many: Vec<_> = (0..CHAIN).map(|_| take(frames)).collect();
+        free_together(frames, &many);
+        let mine = [take(frames), take(frames)];
+        let taking = on_cpu(1, || take(frames));
+        let draining = on_cpu(2, || frames.drain());
+        free_together(frames, &mine);
+        let other = taking.join().unwrap();
+        draining.join().unwrap();
+        let own = take(frames);
+        assert_ne!(own, other);
+        frames.free(own);
+        frames.free(other);
     });
 }

@@ -4,5 +4,6 @@
 
 mod cores;
 mod frames;
+mod requests;
 mod space;
 mod tlb;

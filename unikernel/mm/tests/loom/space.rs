@@ -2,7 +2,7 @@
 
 use homenode_mm::{
     Access, AddressSpace, Attributes, FrameAllocator, LockScheme, PageSize, PageState, Policy, Protection,
-    Purpose, Size4KiB, TlbEngine, VirtAddr, VirtRange, model,
+    Purpose, Retirement, Size4KiB, TlbEngine, VirtAddr, VirtRange, model,
 };
 use homenode_topology::{NodeId, PhysAddr};
 use loom::cell::UnsafeCell;
@@ -20,6 +20,11 @@ const ATTRIBUTES: Attributes = Attributes {
     page_size: PageSize::Size4KiB,
 };
 
+/// CPUs on one node.
+fn engine() -> TlbEngine {
+    TlbEngine::new(&[NodeId(0); CPUS], TlbEngine::RANGE_MAX_PAGES)
+}
+
 /// A machine with program memory, and addresses in it that nobody has.
 struct World {
     frames: &'static FrameAllocator<Cores>,
@@ -36,13 +41,25 @@ unsafe impl Sync for World {}
 
 /// Runs `scenario`, which says how many frames are in use at its end, tables among them.
 fn check(preemptions: usize, scheme: LockScheme, scenario: fn(&'static World) -> u64) {
+    check_with(preemptions, scheme, false, scenario);
+}
+
+/// As [`check`], where what is given back waits, if it is `lazy`, until nobody reaches it.
+fn check_with(preemptions: usize, scheme: LockScheme, lazy: bool, scenario: fn(&'static World) -> u64) {
     model::check(preemptions, move || {
-        lend((allocator(CPUS), TlbEngine::new(CPUS)), |(frames, engine)| {
+        lend((allocator(CPUS), engine()), |(frames, engine)| {
             frames.machine().connect(engine);
             let root = frames.allocate::<Size4KiB>(Policy::Local, NodeId(0), 0, Purpose::Kernel);
             let whole = VirtRange::new(VirtAddr::new(1 << 39).unwrap(), 1 << 39).unwrap();
+            let retirement = Retirement {
+                lazy,
+                deadline_ns: 0,
+                pending_max_bytes: vec![MEMORY],
+            };
             // SAFETY: the root is a frame of its own, of zeros as all memory is.
-            let space = unsafe { AddressSpace::new(root.unwrap().memory, whole, frames, engine, scheme) };
+            let space = unsafe {
+                AddressSpace::new(root.unwrap().memory, whole, frames, engine, scheme, &retirement)
+            };
             let free = || frames.stats(NodeId(0)).unwrap().free_bytes();
             let before = free();
             let addresses = space.allocate_addresses(2 * TABLE).unwrap();
@@ -54,7 +71,7 @@ fn check(preemptions: usize, scheme: LockScheme, scenario: fn(&'static World) ->
                 contents: (0..MEMORY / PAGE).map(|_| UnsafeCell::new(())).collect(),
             };
             lend(world, |world| {
-                engine.set_online(frames.machine());
+                engine.exit_idle(frames.machine());
                 let used = scenario(world);
                 assert_eq!((before - free()) / PAGE, used);
             });
@@ -80,7 +97,8 @@ impl World {
     }
 
     fn release(&self, page: u64) {
-        self.space.clear_reserved(self.page(page));
+        // The addresses are the world's, and more pages than this one.
+        self.space.release_from(self.page(page), self.page(page));
     }
 
     fn frame(&self, page: u64) -> PhysAddr {
@@ -103,10 +121,11 @@ impl World {
     /// The running CPU accesses a page by its own translation, if it has one or finds one.
     fn access(&self, page: u64) {
         let machine = self.frames.machine();
-        if machine.translation().is_none() {
-            machine.cache(self.space.walk_as_cpu(self.page(page).start()));
+        let at = self.page(page).start();
+        if machine.translation(at).is_none() {
+            machine.cache(at, self.space.walk_as_cpu(at));
         }
-        if let Some(frame) = machine.translation() {
+        if let Some(frame) = machine.translation(at) {
             self.contents[(frame.0 / PAGE) as usize].with(|_| ());
         }
     }
@@ -117,7 +136,7 @@ fn stray(world: &'static World) -> u64 {
     // The neighbour's table stays, and with it those above.
     world.reserve(TABLE / PAGE);
     world.reserve(0);
-    as_cpu(1, || world.engine.set_online(world.frames.machine()));
+    as_cpu(1, || world.engine.exit_idle(world.frames.machine()));
     world.watch(&[0, 1], false);
     let other = on_cpu(1, || {
         world.reserve(1);
@@ -204,7 +223,7 @@ fn a_frame_is_reused_after_all_have_dropped_it() {
         world.reserve(0);
         world.touch(0);
         let frame = world.frame(0);
-        as_cpu(1, || world.engine.set_online(world.frames.machine()));
+        as_cpu(1, || world.engine.exit_idle(world.frames.machine()));
         world.watch(&[0], true);
         let other = on_cpu(1, || {
             world.access(0);

@@ -145,7 +145,23 @@ unsafe impl Machine for FakeMachine {
         self.invalidated.lock().unwrap().push(Invalidation::All);
     }
 
-    fn interrupt(&self, _: CpuId) {}
+    fn load_idle_root(&self) {
+        self.invalidate_all();
+    }
+
+    fn load_program_root(&self) {
+        self.invalidate_all();
+    }
+
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>) {
+        cpus.for_each(drop);
+    }
+
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn set_alarm(&self, _: u64) {}
 
     fn relax(&self) {
         std::thread::yield_now();

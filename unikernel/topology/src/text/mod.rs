@@ -23,3 +23,4 @@ mod value;
 
 pub use error::{Problem, TopologyError};
 pub(crate) use parse::{CpuOption, Layout, MemoryOption, NodeWord, RangeOption, Request};
+pub(crate) use value::size;

@@ -16,7 +16,7 @@ pub(super) fn number(text: &str) -> Result<u32, Problem> {
 }
 
 /// A size or an address in bytes: with binary suffixes, or hexadecimal.
-pub(super) fn size(text: &str) -> Result<u64, Problem> {
+pub(crate) fn size(text: &str) -> Result<u64, Problem> {
     let bytes = match text.strip_prefix("0x") {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
             u64::from_str_radix(digits, 16).ok()

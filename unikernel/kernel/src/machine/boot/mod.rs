@@ -107,7 +107,7 @@ extern "C" fn boot_processor_main(start_info: u32) -> ! {
     // SAFETY: called once, with the early frames.
     unsafe { memory::init_frames(topology, &usable, early) }.or_stop();
     heap::init().or_stop();
-    program_memory::init(topology.cpus().len(), command_line.page_table_locks);
+    program_memory::init(topology, command_line.page_table_locks, &command_line.tlb).or_stop();
 
     let local_apic = apic::init().or_stop();
     local_apic.init_this_cpu(apic::Vectors {

@@ -1,0 +1,285 @@
+//! Taking ranges out of the page table, and, when no CPU can reach them any more, their frames, tables and addresses.
+
+use core::mem;
+
+use homenode_topology::{NodeId, PhysAddr};
+
+use super::AddressSpace;
+use super::retire::{EmptyTable, Retired};
+use crate::addr::{VirtAddr, VirtRange};
+use crate::frames::Freeing;
+use crate::machine::{Machine, NodeEvent};
+use crate::size::PageSize;
+use crate::table::entry::{Entry, EntryValue};
+use crate::table::level::Level;
+use crate::tlb::{Cause, StalePages};
+
+/// What became of a range that is taken out.
+#[derive(Default)]
+struct TakenOut {
+    /// The pages that CPUs may have translations of.
+    stale: StalePages,
+    /// The bytes of their frames.
+    bytes: u64,
+}
+
+/// What has been done to the first entries of some.
+#[derive(Default)]
+struct Passed {
+    /// How many of them there are.
+    entries: u64,
+    /// How many are empty that were not.
+    emptied: i32,
+    /// How many are pages that have become retiring ones, and the first and the last of these, counted from the first entry.
+    pages: u64,
+    first_page: u64,
+    last_page: u64,
+    /// Whether it ended at a busy one.
+    busy: bool,
+}
+
+/// Leaves nothing reserved in the first of these entries of a table of this level, up to one that is a table or busy; pages become
+/// retiring.
+#[inline(always)]
+fn take_out_entries(entries: &[Entry], level: Level) -> Passed {
+    let mut passed = Passed::default();
+    for entry in entries {
+        let value = entry.load();
+        if value.is_table(level) {
+            break;
+        }
+        if value.is_present() || value.holds_page(level) {
+            entry.store(value.retiring());
+            if passed.pages == 0 {
+                passed.first_page = passed.entries;
+            }
+            passed.last_page = passed.entries;
+            passed.pages += 1;
+        } else if value != EntryValue::EMPTY {
+            if value.is_busy() {
+                passed.busy = true;
+                break;
+            }
+            entry.store(EntryValue::EMPTY);
+            passed.emptied += 1;
+        }
+        passed.entries += 1;
+    }
+    passed
+}
+
+impl<M: Machine> AddressSpace<'_, M> {
+    /// Gives `range` back, and with it the addresses that it was reserved from, once no CPU can reach its pages: later, unless nothing is to be left
+    /// for later. Nobody may use the range any more. Parts of it that are not reserved are left out.
+    pub fn release_from(&self, range: VirtRange, addresses: VirtRange) {
+        let taken = self.take_out(range);
+        let retired = Retired { range, addresses };
+        if taken.stale.is_none() {
+            self.reclaim(&retired, &mut self.frames.freeing());
+        } else if self.is_lazy() {
+            self.retire(retired, taken.bytes);
+        } else {
+            self.tlb.invalidate(self.machine(), &taken.stale, Cause::Off);
+            self.reclaim(&retired, &mut self.frames.freeing());
+        }
+    }
+
+    /// As [`release_from`](Self::release_from), but on return no CPU can reach the range.
+    pub fn revoke_from(&self, range: VirtRange, addresses: VirtRange) {
+        let taken = self.take_out(range);
+        if !taken.stale.is_none() {
+            self.tlb.invalidate(self.machine(), &taken.stale, Cause::Revoke);
+        }
+        self.reclaim(&Retired { range, addresses }, &mut self.frames.freeing());
+    }
+
+    /// Leaves nothing of `range` reserved, whose addresses stay the caller's. No page of it has ever been there.
+    pub(super) fn unmark_reserved(&self, range: VirtRange) {
+        let taken = self.take_out(range);
+        debug_assert!(taken.stale.is_none(), "{range} had pages");
+        self.give_back_entries(range, u64::MAX, &mut self.frames.freeing());
+    }
+
+    /// Leaves nothing of `range` reserved; pages become retiring.
+    fn take_out(&self, range: VirtRange) -> TakenOut {
+        let mut taken = TakenOut::default();
+        let mut address = Some(range.start());
+        while let Some(at) = address.filter(|at| range.contains(*at)) {
+            address = self.take_out_of_table(at, range, &mut taken);
+        }
+        taken
+    }
+
+    /// Takes out what lies in one table, from `address` on; where to go on.
+    fn take_out_of_table(
+        &self,
+        address: VirtAddr,
+        range: VirtRange,
+        taken: &mut TakenOut,
+    ) -> Option<VirtAddr> {
+        let walk = self.tlb.begin_walk(self.machine());
+        let found = self.descend_near(address)?;
+        let level = found.level;
+        if self.table(found.table)[level.index(address)].load() == EntryValue::EMPTY {
+            return super::next_entry(address, level);
+        }
+        let indices = level.entries_within(address, range);
+        debug_assert!(!indices.is_empty(), "{range} is part of a larger reservation");
+        let Some(locked) = self.lock_found(&found) else {
+            return Some(address);
+        };
+        let entries = &locked.entries()[indices];
+        let passed = match level {
+            // The commonest level, with constants of its own.
+            Level::Pt => take_out_entries(entries, Level::Pt),
+            level => take_out_entries(entries, level),
+        };
+        locked.add_used(-passed.emptied);
+        drop(locked);
+        drop(walk);
+        if passed.pages > 0 {
+            let shift = level.entry_bytes().trailing_zeros();
+            for entry in [passed.first_page, passed.last_page] {
+                taken.stale.add(
+                    VirtAddr::new_truncated(address.as_u64() + (entry << shift)),
+                    shift,
+                );
+            }
+            taken.bytes += passed.pages << shift;
+        }
+        if passed.busy {
+            self.machine().relax();
+        }
+        super::entries_behind(address, level, passed.entries)
+    }
+
+    /// Gives back what a range that was taken out has left: no CPU can reach it any more.
+    pub(super) fn reclaim(&self, retired: &Retired, freeing: &mut Freeing<'_, M>) {
+        self.give_back_entries(retired.range, retired.addresses.bytes(), freeing);
+        self.free_addresses(retired.addresses);
+    }
+
+    /// Gives back the frames of retiring entries, and tables that this leaves empty: at once if `own_bytes` addresses, of which `range` is a part,
+    /// fill them, later if other ranges share them.
+    fn give_back_entries(&self, range: VirtRange, own_bytes: u64, freeing: &mut Freeing<'_, M>) {
+        let mut address = Some(range.start());
+        while let Some(at) = address.filter(|at| range.contains(*at)) {
+            let (next, level, unused) = self.give_back_in_table(at, range, freeing);
+            if unused {
+                let empty = EmptyTable { address: at, level };
+                if own_bytes >= level.table_bytes() {
+                    self.detach_unused(empty);
+                } else if let Some(oldest) = self.keep_empty(empty) {
+                    self.detach_unused(oldest);
+                }
+            }
+            address = next;
+        }
+    }
+
+    /// Gives back the frames of retiring entries in one table, from `address` on: where to go on, the table's level, and whether
+    /// nothing is left in it.
+    fn give_back_in_table(
+        &self,
+        address: VirtAddr,
+        range: VirtRange,
+        freeing: &mut Freeing<'_, M>,
+    ) -> (Option<VirtAddr>, Level, bool) {
+        let _walk = self.tlb.begin_walk(self.machine());
+        let Some(found) = self.descend_near(address) else {
+            return (None, Level::Pml4, false);
+        };
+        let level = found.level;
+        let entries = &self.table(found.table)[level.entries_within(address, range)];
+        let passed = match level {
+            Level::Pt => self.free_retiring(entries, level, PageSize::Size4KiB, freeing),
+            Level::Pd => self.free_retiring(entries, level, PageSize::Size2MiB, freeing),
+            Level::Pdpt => self.free_retiring(entries, level, PageSize::Size1GiB, freeing),
+            Level::Pml4 => Passed::default(),
+        };
+        let unused = self.lock_found(&found).is_some_and(|locked| {
+            locked.add_used(-passed.emptied);
+            locked.is_unused()
+        });
+        // An entry that is only partly in the range is one of nothing.
+        let next = super::entries_behind(address, level, passed.entries.max(1));
+        (next, level, unused)
+    }
+
+    /// Gives back the frames of the retiring ones of these entries of a table of this level, up to one that is a table.
+    #[inline(always)]
+    fn free_retiring(
+        &self,
+        entries: &[Entry],
+        level: Level,
+        size: PageSize,
+        freeing: &mut Freeing<'_, M>,
+    ) -> Passed {
+        let mut passed = Passed::default();
+        let (mut node, mut pages) = (NodeId::default(), 0);
+        let unmapped = |node, pages: i64| self.machine().count_on(node, NodeEvent::Mapped(size), -pages);
+        for entry in entries {
+            // Retiring entries are this CPU's own, so that no lock is needed: they keep the table in the tree.
+            let value = entry.load();
+            if value.is_retiring() {
+                let on = freeing.push(value.frame(size), size);
+                if on != node {
+                    unmapped(node, mem::take(&mut pages));
+                    node = on;
+                }
+                pages += 1;
+                entry.store(EntryValue::EMPTY);
+                passed.emptied += 1;
+            } else if value.is_table(level) {
+                break;
+            }
+            passed.entries += 1;
+        }
+        unmapped(node, pages);
+        passed
+    }
+
+    pub(super) fn count_unmapped(&self, frame: PhysAddr, size: PageSize) {
+        if let Some(node) = self.frames.node_of(frame) {
+            self.machine().count_on(node, NodeEvent::Mapped(size), -1);
+        }
+    }
+
+    /// Takes a table out of the tree if all its entries are empty still, and those above that become empty by this.
+    pub(super) fn detach_unused(&self, EmptyTable { address, mut level }: EmptyTable) {
+        while let Some(above) = level.above() {
+            let Some((table, unused)) = self.detach_if_unused(address, above) else {
+                return;
+            };
+            self.retire_table(table);
+            if !unused {
+                return;
+            }
+            level = above;
+        }
+    }
+
+    /// Takes the table out of the tree that the entry of level `above` over `address` names, if all its entries are empty: it, and
+    /// whether the table above is empty now.
+    fn detach_if_unused(&self, address: VirtAddr, above: Level) -> Option<(PhysAddr, bool)> {
+        let _walk = self.tlb.begin_walk(self.machine());
+        let found = self
+            .descend_to(address, above)
+            .filter(|found| found.level == above && found.value.is_table(above))?;
+        let locked = self.lock(found.table)?;
+        let index = above.index(address);
+        let value = locked.entry(index).load();
+        if !value.is_table(above) {
+            return None;
+        }
+        let table = self.lock_below(value.next_table(), &locked);
+        if !table.is_unused() {
+            return None;
+        }
+        table.set_stray();
+        locked.replace(index, EntryValue::EMPTY);
+        // Whoever waits for this lock finds the table stray, and the entry above empty already: its next walk does not come back.
+        drop(table);
+        Some((value.next_table(), locked.is_unused()))
+    }
+}

@@ -1,0 +1,566 @@
+//! What has been given back and waits until no CPU can reach it.
+//!
+//! Each CPU has a queue of its own: what it gives back goes into its open batch, and a batch is *sealed* when it is large or old. A batch
+//! has one generation, that of the newest of what is in it. When a batch is sealed the epoch is advanced to its generation, though not
+//! more often than [`ADVANCES`] times per deadline, so that CPUs do not flush all the time; from then on CPUs pass it at their safe
+//! points, and the batches that all have passed are reclaimed when the next one is sealed. So giving back interrupts nobody, waits for nobody,
+//! and but for the epoch writes nothing that other CPUs write.
+//!
+//! A batch that CPUs have known of for the time of the deadline makes this CPU interrupt those that are still behind. That passes all
+//! that any CPU has given back until then, so that a CPU that never comes to a safe point is interrupted once per deadline at most, however many
+//! CPUs give back however much. The alarm for this is set on the CPU that gave back, only while its queue is not empty.
+//!
+//! What waits is bounded: each CPU has its share of what its node allows.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::mem;
+
+use arrayvec::ArrayVec;
+use crossbeam_utils::CachePadded;
+use homenode_topology::{CpuId, NodeId, PhysAddr};
+
+use super::AddressSpace;
+use crate::addr::{VirtAddr, VirtRange};
+use crate::atomic::{AtomicU64, Ordering};
+use crate::frames::RetiredFrames;
+use crate::frames::lock::Lock;
+use crate::machine::{Event, Machine};
+use crate::size::{FrameSize, Size2MiB, Size4KiB};
+use crate::table::level::Level;
+use crate::tlb::{Cause, Generation, SafePoint, TlbEngine};
+
+/// How what is given back waits for CPUs to drop their translations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retirement {
+    /// Whether it waits at all: else CPUs are interrupted each time.
+    pub lazy: bool,
+    /// How long CPUs have to drop their translations by themselves, in nanoseconds.
+    pub deadline_ns: u64,
+    /// By node: how many bytes its CPUs may have waiting. Nodes that are not named have none.
+    pub pending_max_bytes: Vec<u64>,
+}
+
+/// The most ranges in a batch.
+const BATCH_RANGES: usize = 128;
+/// A batch is sealed when it has so many bytes, …
+const BATCH_BYTES: u64 = Size2MiB::BYTES;
+/// … or as many as this part of what the CPU may have waiting, …
+const BATCH_SHARE: u64 = 4;
+/// … or when this part of the deadline is over since it was opened.
+const BATCH_AGE: u64 = 4;
+/// How often the epoch is advanced per deadline by those who are not short of room.
+const ADVANCES: u64 = 64;
+/// If CPUs that were interrupted have not answered after this part of the deadline, they are looked at again.
+const ANSWER_TIME: u64 = 8;
+/// How often an interrupted CPU's answer is looked for before the alarm is set for later.
+const ANSWER_POLLS: u32 = 1000;
+
+/// How many empty tables a CPU leaves in the tree.
+const EMPTY_TABLES: usize = 64;
+
+/// A range that was given back, and the addresses that it was reserved from, which are free with it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retired {
+    pub(super) range: VirtRange,
+    pub(super) addresses: VirtRange,
+}
+
+/// A table that was seen to have empty entries only, by an address that it translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EmptyTable {
+    pub(super) address: VirtAddr,
+    pub(super) level: Level,
+}
+
+/// What a batch is made of.
+enum Item {
+    Range(Retired),
+    Table(PhysAddr),
+}
+
+/// What CPUs know of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// Nothing.
+    Nothing,
+    /// They are to pass its generation at a safe point, and are interrupted at this time if they have not.
+    Due { at_ns: u64 },
+    /// They have been interrupted for it.
+    Forced,
+}
+
+/// What waits for the same generation.
+struct Batch {
+    generation: Generation,
+    opened_ns: u64,
+    told: Told,
+    bytes: u64,
+    ranges: Vec<Retired>,
+    tables: RetiredFrames,
+}
+
+/// What a CPU has given back. Others lock it when memory is short.
+struct Queue {
+    open: Option<Batch>,
+    /// In order of generation.
+    sealed: VecDeque<Batch>,
+    /// Memory for the ranges of batches to come.
+    spare: Vec<Vec<Retired>>,
+    /// Whether the CPU's alarm is set.
+    alarm: bool,
+    /// Empty tables that ranges to come may need again: the oldest first.
+    empty_tables: ArrayVec<EmptyTable, EMPTY_TABLES>,
+}
+
+/// What came of an item that was put into the queue.
+enum Put {
+    /// It is in the open batch.
+    Open,
+    /// It is in a batch, and one has just been sealed.
+    Sealed,
+    /// There is no memory for the record of it, and nobody may use it before this generation has passed.
+    NoRoom(Generation),
+}
+
+/// All CPUs' queues.
+pub(super) struct RetireQueues {
+    lazy: bool,
+    deadline_ns: u64,
+    queues: Box<[CachePadded<CpuQueue>]>,
+    /// When the epoch was last advanced.
+    advanced_ns: CachePadded<AtomicU64>,
+}
+
+struct CpuQueue {
+    /// How many bytes may wait.
+    max_bytes: u64,
+    /// How many bytes wait, those included that are being reclaimed. Changed under the lock of the queue, and read without.
+    pending_bytes: AtomicU64,
+    queue: Lock<Queue>,
+}
+
+impl RetireQueues {
+    pub(super) fn new(tlb: &TlbEngine, retirement: &Retirement) -> Self {
+        let mut max_bytes = Vec::new();
+        max_bytes.resize(tlb.cpus(), 0);
+        for (node, cpus) in tlb.nodes() {
+            let of_node = retirement.pending_max_bytes.get(node.index());
+            for cpu in cpus {
+                max_bytes[cpu.index()] = of_node.copied().unwrap_or(0) / cpus.len() as u64;
+            }
+        }
+        let queue = |max_bytes| CpuQueue {
+            max_bytes,
+            pending_bytes: AtomicU64::new(0),
+            queue: Lock::new(Queue {
+                open: None,
+                sealed: VecDeque::new(),
+                spare: Vec::new(),
+                alarm: false,
+                empty_tables: ArrayVec::new(),
+            }),
+        };
+        Self {
+            lazy: retirement.lazy,
+            deadline_ns: retirement.deadline_ns,
+            queues: max_bytes.into_iter().map(queue).map(CachePadded::new).collect(),
+            advanced_ns: CachePadded::new(AtomicU64::new(0)),
+        }
+    }
+}
+
+impl CpuQueue {
+    fn pending_bytes(&self) -> u64 {
+        self.pending_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Adds to the bytes that wait. Under the lock of the queue.
+    fn add_pending(&self, bytes: i64) {
+        let pending = self.pending_bytes().wrapping_add_signed(bytes);
+        self.pending_bytes.store(pending, Ordering::Relaxed);
+    }
+
+    /// The bytes with which a batch is sealed.
+    fn batch_bytes(&self) -> u64 {
+        BATCH_BYTES.min(self.max_bytes / BATCH_SHARE)
+    }
+}
+
+impl Batch {
+    fn add<M: Machine>(&mut self, space: &AddressSpace<'_, M>, item: Item, bytes: u64) {
+        self.bytes += bytes;
+        match item {
+            Item::Range(range) => self.ranges.push(range),
+            Item::Table(table) => space.frames.retire(&mut self.tables, table),
+        }
+    }
+}
+
+impl Queue {
+    /// Seals the open batch. `false` if there is no memory for the record of it.
+    fn seal(&mut self) -> bool {
+        if self.open.is_none() {
+            return true;
+        }
+        let room = self.sealed.try_reserve(1).is_ok();
+        if room {
+            self.sealed.extend(self.open.take());
+        }
+        room
+    }
+
+    /// A batch to put something of this generation into, which has room.
+    fn batch(
+        &mut self,
+        machine: &impl Machine,
+        generation: Generation,
+        deadline_ns: u64,
+    ) -> Option<&mut Batch> {
+        match &mut self.open {
+            Some(batch) if batch.generation == generation => {}
+            Some(batch) if machine.now_ns().saturating_sub(batch.opened_ns) <= deadline_ns / BATCH_AGE => {
+                // What is in it waits a little longer than it must.
+                batch.generation = generation;
+                batch.told = Told::Nothing;
+            }
+            Some(_) => {
+                if !self.seal() {
+                    return None;
+                }
+            }
+            None => {}
+        }
+        if self.open.is_none() {
+            let mut ranges = self.spare.pop().unwrap_or_default();
+            ranges.try_reserve_exact(BATCH_RANGES).ok()?;
+            self.open = Some(Batch {
+                generation,
+                opened_ns: machine.now_ns(),
+                told: Told::Nothing,
+                bytes: 0,
+                ranges,
+                tables: RetiredFrames::new(),
+            });
+        }
+        self.open.as_mut()
+    }
+
+    /// When there is next something to do about what waits; a time that is over for soon.
+    fn next_alarm_ns(&self, deadline_ns: u64) -> Option<u64> {
+        let untold_ns = |batch: &Batch| batch.opened_ns + deadline_ns / BATCH_AGE;
+        let oldest_ns = self
+            .sealed
+            .front()
+            .or(self.open.as_ref())
+            .map(|batch| match batch.told {
+                Told::Nothing => untold_ns(batch),
+                Told::Due { at_ns } => at_ns,
+                Told::Forced => 0,
+            });
+        let mut all = self.sealed.iter().chain(&self.open);
+        let untold = all.find(|batch| batch.told == Told::Nothing);
+        oldest_ns.into_iter().chain(untold.map(untold_ns)).min()
+    }
+
+    /// Takes a batch of this generation or an older one, which all CPUs have passed.
+    fn take(&mut self, passed: Generation) -> Option<Batch> {
+        match self.sealed.front() {
+            Some(batch) => {
+                if batch.generation <= passed {
+                    self.sealed.pop_front()
+                } else {
+                    None
+                }
+            }
+            None => self.open.take_if(|batch| batch.generation <= passed),
+        }
+    }
+
+    /// The generation of the last sealed batch.
+    fn newest(&self) -> Option<Generation> {
+        self.sealed.back().map(|batch| batch.generation)
+    }
+}
+
+impl<M: Machine> AddressSpace<'_, M> {
+    /// Whether what is given back waits.
+    #[must_use]
+    pub fn is_lazy(&self) -> bool {
+        self.retired.lazy
+    }
+
+    /// How long what is given back waits before CPUs are interrupted, in nanoseconds.
+    #[must_use]
+    pub fn deadline_ns(&self) -> u64 {
+        self.retired.deadline_ns
+    }
+
+    /// The bytes that wait in the queue of `cpu`, page-table pages included.
+    #[must_use]
+    pub fn pending_bytes(&self, cpu: CpuId) -> u64 {
+        self.retired.queues[cpu.index()].pending_bytes()
+    }
+
+    /// The bytes that may wait in the queues of `node`'s CPUs.
+    #[must_use]
+    pub fn pending_max_bytes(&self, node: NodeId) -> u64 {
+        let cpus = self.tlb.nodes().find(|(of, _)| *of == node);
+        let queues = cpus.map_or(&[][..], |(_, cpus)| cpus).iter();
+        queues.map(|cpu| self.retired.queues[cpu.index()].max_bytes).sum()
+    }
+
+    fn own_queue(&self) -> &CpuQueue {
+        &self.retired.queues[self.machine().cpu().index()]
+    }
+
+    /// Puts a range aside whose entries are retiring, with `bytes` bytes of frames.
+    pub(super) fn retire(&self, retired: Retired, bytes: u64) {
+        self.machine().count(Event::Retired, 1);
+        match self.put(Item::Range(retired), bytes) {
+            Put::Open => {}
+            Put::Sealed => self.turn_over(self.own_queue()),
+            Put::NoRoom(generation) => {
+                self.tlb.complete(self.machine(), generation, Cause::Memory);
+                self.reclaim(&retired, &mut self.frames.freeing());
+            }
+        }
+    }
+
+    /// Puts a table aside that has been taken out of the tree.
+    pub(super) fn retire_table(&self, table: PhysAddr) {
+        let (generation, cause) = if self.retired.lazy {
+            match self.put(Item::Table(table), Size4KiB::BYTES) {
+                // Sealed batches are looked at when the next range is given back: what is reclaimed meanwhile may have led here.
+                Put::Open | Put::Sealed => return,
+                Put::NoRoom(generation) => (generation, Cause::Memory),
+            }
+        } else {
+            (self.tlb.retire(), Cause::Off)
+        };
+        self.tlb.complete(self.machine(), generation, cause);
+        let mut list = RetiredFrames::new();
+        self.frames.retire(&mut list, table);
+        self.frames.free_retired(list);
+    }
+
+    /// Puts something into this CPU's queue.
+    fn put(&self, item: Item, bytes: u64) -> Put {
+        let machine = self.machine();
+        let own = self.own_queue();
+        let deadline_ns = self.retired.deadline_ns;
+        let generation = self.tlb.retire();
+        own.queue.with(machine, |queue| {
+            let Some(batch) = queue.batch(machine, generation, deadline_ns) else {
+                return Put::NoRoom(generation);
+            };
+            batch.add(self, item, bytes);
+            let full = batch.bytes >= own.batch_bytes() || batch.ranges.len() == BATCH_RANGES;
+            let opened_ns = batch.opened_ns;
+            own.add_pending(bytes as i64);
+            if !queue.alarm {
+                queue.alarm = true;
+                machine.set_alarm(opened_ns + deadline_ns / BATCH_AGE);
+            }
+            if full && queue.seal() {
+                Put::Sealed
+            } else {
+                Put::Open
+            }
+        })
+    }
+
+    /// What is done when a batch has been sealed: CPUs are told, and what they have passed is reclaimed.
+    #[cold]
+    fn turn_over(&self, own: &CpuQueue) {
+        let machine = self.machine();
+        let now_ns = machine.now_ns();
+        let forced = own.queue.with(machine, |queue| {
+            let newest = queue.newest()?;
+            let since_ns = now_ns.saturating_sub(self.retired.advanced_ns.load(Ordering::Relaxed));
+            let pending_bytes = own.pending_bytes();
+            if pending_bytes > own.max_bytes / 2 || since_ns >= self.retired.deadline_ns / ADVANCES {
+                self.tell(queue, newest, now_ns);
+            }
+            (pending_bytes > own.max_bytes).then_some(newest)
+        });
+        match forced {
+            Some(newest) => self.tlb.complete(machine, newest, Cause::Pending),
+            None => {
+                self.tlb.catch_up(machine, SafePoint::Own);
+            }
+        }
+        self.reclaim_passed(own);
+    }
+
+    /// Lets CPUs know of all sealed batches, of which `newest` is the newest generation.
+    fn tell(&self, queue: &mut Queue, newest: Generation, now_ns: u64) {
+        if !self.tlb.is_advanced_to(newest) {
+            self.tlb.advance(newest);
+            self.retired.advanced_ns.store(now_ns, Ordering::Relaxed);
+        }
+        for batch in queue.sealed.iter_mut().rev() {
+            if batch.told != Told::Nothing {
+                break;
+            }
+            batch.told = Told::Due {
+                at_ns: now_ns + self.retired.deadline_ns,
+            };
+        }
+    }
+
+    /// Reclaims the batches of a queue that all CPUs have passed.
+    fn reclaim_passed(&self, of: &CpuQueue) {
+        let machine = self.machine();
+        let oldest = || {
+            of.queue.with(machine, |queue| {
+                let batch = queue.sealed.front().or(queue.open.as_ref());
+                batch.map(|batch| batch.generation)
+            })
+        };
+        while let Some(generation) = oldest().filter(|generation| self.tlb.has_passed(*generation)) {
+            self.reclaim_batches(of, generation);
+        }
+    }
+
+    /// Reclaims the batches of a queue up to this generation, which all CPUs have passed.
+    fn reclaim_batches(&self, of: &CpuQueue, passed: Generation) {
+        let machine = self.machine();
+        while let Some(mut batch) = of.queue.with(machine, |queue| queue.take(passed)) {
+            let mut freeing = self.frames.freeing();
+            for retired in &batch.ranges {
+                self.reclaim(retired, &mut freeing);
+            }
+            drop(freeing);
+            self.frames.free_retired(mem::take(&mut batch.tables));
+            batch.ranges.clear();
+            of.queue.with(machine, |queue| {
+                of.add_pending(-(batch.bytes as i64));
+                // Without memory to keep it, the next batch has to get some of its own.
+                if queue.spare.try_reserve(1).is_ok() {
+                    queue.spare.push(batch.ranges);
+                }
+            });
+        }
+    }
+
+    /// Leaves an empty table in the tree, since ranges that are reserved soon may need it: the same addresses serve the same sizes of ranges again. Which one is to be
+    /// taken out for it, if any.
+    pub(super) fn keep_empty(&self, table: EmptyTable) -> Option<EmptyTable> {
+        let bytes = table.level.table_bytes();
+        let is_same = |other: &EmptyTable| {
+            other.level == table.level && other.address.align_down(bytes) == table.address.align_down(bytes)
+        };
+        self.own_queue().queue.with(self.machine(), |queue| {
+            if queue.empty_tables.last().is_some_and(is_same) {
+                return None;
+            }
+            let oldest = queue.empty_tables.is_full().then(|| queue.empty_tables.remove(0));
+            queue.empty_tables.push(table);
+            oldest
+        })
+    }
+
+    /// Takes all empty tables that are left out of the tree.
+    fn detach_empty_tables(&self) {
+        for of in &self.retired.queues {
+            let empty = of
+                .queue
+                .with(self.machine(), |queue| mem::take(&mut queue.empty_tables));
+            empty.into_iter().for_each(|table| self.detach_unused(table));
+        }
+    }
+
+    /// What [`Machine::set_alarm`] calls on the CPU that has set the alarm. Interrupts must be on, no lock held, and no walk going on.
+    pub fn alarm(&self) {
+        let machine = self.machine();
+        let own = self.own_queue();
+        let deadline_ns = self.retired.deadline_ns;
+        let now_ns = machine.now_ns();
+        own.queue.with(machine, |queue| {
+            queue.alarm = false;
+            let old = |batch: &Batch| now_ns.saturating_sub(batch.opened_ns) >= deadline_ns / BATCH_AGE;
+            if queue.open.as_ref().is_some_and(old) {
+                queue.seal();
+            }
+            if let Some(newest) = queue.newest() {
+                self.tell(queue, newest, now_ns);
+            }
+        });
+        self.tlb.catch_up(machine, SafePoint::Own);
+        self.reclaim_passed(own);
+        // All that anybody has given back until now is passed together, so that nobody else has to interrupt for that.
+        let generation = self.tlb.retire();
+        let is_due = own.queue.with(machine, |queue| {
+            let is_due = |batch: &Batch| matches!(batch.told, Told::Due { at_ns } if at_ns <= now_ns);
+            if !queue.sealed.front().is_some_and(is_due) {
+                return false;
+            }
+            let all = queue.sealed.iter_mut().chain(&mut queue.open);
+            all.filter(|batch| batch.generation <= generation)
+                .for_each(|batch| batch.told = Told::Forced);
+            true
+        });
+        if is_due {
+            self.tlb.force(machine, generation, Cause::Deadline);
+            let answered = (0..ANSWER_POLLS).any(|_| {
+                let passed = self.tlb.has_passed(generation);
+                if !passed {
+                    machine.relax();
+                }
+                passed
+            });
+            if answered {
+                self.reclaim_batches(own, generation);
+            }
+        }
+        own.queue.with(machine, |queue| {
+            if let Some(at_ns) = queue.next_alarm_ns(deadline_ns).filter(|_| !queue.alarm) {
+                queue.alarm = true;
+                machine.set_alarm(at_ns.max(now_ns + deadline_ns / ANSWER_TIME));
+            }
+        });
+    }
+
+    /// Returns when all that has been given back until now, by any CPU, is free; whether there was anything. Interrupts must be on, no lock held, and no walk going on.
+    pub fn drain(&self, cause: Cause) -> bool {
+        let mut any = false;
+        // Ranges leave tables behind, and these leave nothing.
+        for round in 0..2 {
+            any |= self.drain_queues(cause);
+            if round == 0 {
+                self.detach_empty_tables();
+            }
+        }
+        any
+    }
+
+    /// As [`drain`](Self::drain), because a node is out of memory.
+    #[cold]
+    pub(super) fn free_retired(&self) -> bool {
+        let any = self.retired.queues.iter().any(|of| of.pending_bytes() > 0);
+        any && self.drain(Cause::Memory)
+    }
+
+    /// Returns when what is in all queues is free; whether there was anything.
+    fn drain_queues(&self, cause: Cause) -> bool {
+        let machine = self.machine();
+        let newest = |of: &CachePadded<CpuQueue>| {
+            of.queue.with(machine, |queue| {
+                let last = queue.open.as_ref().map(|batch| batch.generation);
+                last.or(queue.newest())
+            })
+        };
+        let Some(newest) = self.retired.queues.iter().filter_map(newest).max() else {
+            return false;
+        };
+        if !self.tlb.has_passed(newest) {
+            self.tlb.complete(machine, newest, cause);
+        }
+        for of in &self.retired.queues {
+            self.reclaim_batches(of, newest);
+        }
+        true
+    }
+}

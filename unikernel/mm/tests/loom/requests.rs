@@ -1,0 +1,178 @@
+//! The TLB engine's requests: who has changed an entry returns when no CPU has what was in it, also when requests overtake the ring.
+
+use std::array;
+
+use homenode_mm::{SafePoint, TlbEngine, VirtAddr, model};
+use homenode_topology::{NodeId, PhysAddr};
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cores::{Cores, as_cpu, lend, on_cpu};
+
+/// One more than the ring holds in loom's models.
+const PAGES: usize = 3;
+
+/// A page: its entry, 0 or where its frame begins, and the frame.
+struct Page {
+    entry: AtomicU64,
+    frame: UnsafeCell<()>,
+}
+
+/// A machine with a few pages.
+struct Pages {
+    cores: Cores,
+    engine: TlbEngine,
+    pages: [Page; PAGES],
+}
+
+// SAFETY: the cells have nothing in them; loom reports accesses that nothing orders.
+unsafe impl Sync for Pages {}
+
+const fn address(page: usize) -> VirtAddr {
+    VirtAddr::new_truncated((page as u64 + 1) << 12)
+}
+
+const fn frame(page: usize) -> u64 {
+    (page as u64 + 0x10) << 12
+}
+
+/// Lends such a machine to `work`, with so many CPUs, of which those that are `active` have translations of all pages.
+fn pages(cpus: usize, active: &[u32], work: impl FnOnce(&'static Pages)) {
+    let pages = Pages {
+        cores: Cores::new(cpus),
+        engine: TlbEngine::new(&vec![NodeId(0); cpus], TlbEngine::RANGE_MAX_PAGES),
+        pages: array::from_fn(|page| Page {
+            entry: AtomicU64::new(frame(page)),
+            frame: UnsafeCell::new(()),
+        }),
+    };
+    lend(pages, |pages| {
+        pages.cores.connect(&pages.engine);
+        for cpu in active {
+            as_cpu(*cpu, || {
+                pages.engine.exit_idle(&pages.cores);
+                for page in 0..PAGES {
+                    pages.cores.cache(address(page), Some(PhysAddr(frame(page))));
+                }
+            });
+        }
+        pages.engine.watch_requests();
+        work(pages);
+    });
+}
+
+impl Pages {
+    /// The running CPU accesses a page: by the translation that it has, or by one that its walker finds.
+    fn access(&self, page: usize) {
+        if self.cores.translation(address(page)).is_none() {
+            let entry = self.pages[page].entry.load(Ordering::Relaxed);
+            self.cores
+                .cache(address(page), (entry != 0).then_some(PhysAddr(entry)));
+        }
+        if self.cores.translation(address(page)).is_some() {
+            self.pages[page].frame.with(|_| ());
+        }
+    }
+
+    /// The running CPU takes a page away, and uses its frame for something else.
+    fn take_away(&self, page: usize) {
+        self.pages[page].entry.store(0, Ordering::Relaxed);
+        self.engine.invalidate_page(&self.cores, address(page));
+        self.pages[page].frame.with_mut(|_| ());
+    }
+}
+
+#[test]
+fn a_page_is_changed_after_all_cpus_have_dropped_it() {
+    model::check(4, || {
+        pages(2, &[1], |pages| {
+            let other = on_cpu(1, || {
+                pages.access(0);
+                pages.cores.relax();
+                pages.access(0);
+                pages.cores.compute_until_done(2);
+            });
+            pages.take_away(0);
+            pages.cores.compute_until_done(1);
+            other.join().unwrap();
+        });
+    });
+}
+
+/// A CPU that comes late is not waited for, and finds the page gone; or it is waited for.
+#[test]
+fn who_leaves_idleness_answers_or_sees_the_change() {
+    model::check(4, || {
+        pages(2, &[], |pages| {
+            let late = on_cpu(1, || {
+                pages.engine.exit_idle(&pages.cores);
+                pages.access(0);
+                pages.cores.compute_until_done(2);
+            });
+            pages.take_away(0);
+            pages.cores.compute_until_done(1);
+            late.join().unwrap();
+        });
+    });
+}
+
+/// A CPU that becomes idle has ended what it did.
+#[test]
+fn who_becomes_idle_is_not_waited_for() {
+    model::check(4, || {
+        pages(2, &[1], |pages| {
+            let other = on_cpu(1, || {
+                pages.access(0);
+                pages.engine.enter_idle(&pages.cores);
+            });
+            pages.take_away(0);
+            other.join().unwrap();
+        });
+    });
+}
+
+/// Two CPUs ask at once, and a third one may answer both by one interrupt.
+#[test]
+fn two_who_ask_at_once_are_both_answered() {
+    model::check(2, || {
+        pages(3, &[2], |pages| {
+            pages.engine.watch_asked();
+            let user = on_cpu(2, || {
+                pages.access(0);
+                pages.access(1);
+                pages.cores.compute_until_done(3);
+            });
+            let other = on_cpu(1, || {
+                pages.take_away(1);
+                pages.cores.compute_until_done(3);
+            });
+            pages.take_away(0);
+            pages.cores.compute_until_done(3);
+            other.join().unwrap();
+            user.join().unwrap();
+        });
+    });
+}
+
+/// Requests take each other's places while a third CPU reads them.
+#[test]
+fn who_finds_a_request_overtaken_drops_everything() {
+    model::check(3, || {
+        pages(3, &[2], |pages| {
+            let user = on_cpu(2, || {
+                pages.engine.catch_up(&pages.cores, SafePoint::Kernel);
+                (0..PAGES).for_each(|page| pages.access(page));
+                pages.cores.compute_until_done(3);
+            });
+            let other = on_cpu(1, || {
+                pages.take_away(1);
+                pages.cores.compute_until_done(3);
+            });
+            pages.take_away(0);
+            pages.take_away(2);
+            pages.cores.compute_until_done(3);
+            other.join().unwrap();
+            user.join().unwrap();
+        });
+    });
+}
