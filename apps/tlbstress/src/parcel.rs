@@ -109,12 +109,10 @@ impl Parcel {
     fn write(&mut self, stamp: Stamp) {
         self.stamp = stamp;
         for page in 0..self.pages() {
+            let tag = Tag::new(stamp, page);
             for offset in TAG_OFFSETS {
                 // SAFETY: the word lies in a page of the region, which is this thread's own and may be written to.
-                unsafe {
-                    self.word(page, offset)
-                        .write_volatile(Tag::new(stamp, page).word())
-                };
+                unsafe { self.word(page, offset).write_volatile(tag.word()) };
             }
         }
     }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use homenode::mem::RegionError;
+use homenode::println;
 use homenode::sync::Mutex;
 
 use crate::mailbox::Mailbox;
@@ -113,12 +114,19 @@ impl Stage {
         self.tags.load(Relaxed)
     }
 
-    /// Ends the run. What stops it first is what is reported.
+    /// Ends the run. A wrong tag is reported at once, if it is the first: who knows what the next wrong access breaks.
     pub(crate) fn end(&self, stop: Option<Stop>) {
-        if let Some(stop) = stop {
-            self.stop.lock().get_or_insert(stop);
-        }
         self.over.store(true, Release);
+        let Some(stop) = stop else {
+            return;
+        };
+        let mut first = self.stop.lock();
+        if first.is_none() {
+            *first = Some(stop);
+            if let Stop::Mismatch(mismatch) = stop {
+                println!("{mismatch}");
+            }
+        }
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -12,6 +12,7 @@ use homenode_topology::{ApicId, CpuId, NodeId};
 use x86_64::registers::model_specific::GsBase;
 
 use super::heap::CpuHeaps;
+use super::memory::DirectMap;
 use super::sched::{RunQueue, Thread, TimerQueue};
 use super::segments::Segments;
 use crate::destination::LogicalId;
@@ -48,7 +49,7 @@ pub(crate) struct PerCpu {
     /// What runs when nothing else is ready.
     pub(crate) idle_thread: UnsafeCell<Option<Arc<Thread>>>,
     /// What program memory wants to have at hand here, once it is set up.
-    pub(crate) space: Cell<Option<CpuSpace<'static>>>,
+    pub(crate) space: Cell<Option<CpuSpace<'static, DirectMap>>>,
     /// What fell due while it could not run.
     pub(crate) due: Cell<Due>,
     /// When the memory manager asked to be called, on the monotonic clock; `u64::MAX` if it did not.

@@ -204,10 +204,10 @@ fn thread_policy() -> Policy {
 /// Handles a page fault by a read or a write if it is of the commonest kind; whether it was. Interrupts are off.
 #[inline(always)]
 pub(crate) fn fault_at_once(cpu: &PerCpu, address: u64) -> bool {
-    let (Some(space), Some(of_cpu)) = (SPACE.get(), cpu.space.get()) else {
+    let Some(space) = cpu.space.get() else {
         return false;
     };
-    thread_policy() == Policy::Local && space.fault_at_once(VirtAddr::new_truncated(address), &of_cpu)
+    thread_policy() == Policy::Local && space.fault_at_once(VirtAddr::new_truncated(address))
 }
 
 /// Handles any page fault. Interrupts are on.
@@ -269,14 +269,12 @@ const WIDE_READ_PAGE: Attributes = Attributes {
     page_size: PageSize::Size4KiB,
 };
 
-/// `bytes`, and what [`tolerate_wide_read`] may have put behind a reservation of so many at `start`.
-fn with_wide_read(start: u64, bytes: u64) -> u64 {
+/// A reservation of `bytes` bytes at `start` and what [`tolerate_wide_read`] has put behind it, if it has.
+#[inline]
+fn with_wide_read(start: u64, bytes: u64) -> Option<VirtRange> {
     let behind = || VirtAddr::new(start + bytes).map(|page| space().query(page));
-    if WIDE_READS.load(Ordering::Relaxed) && behind() != Some(PageState::Unreserved) {
-        bytes + Size4KiB::BYTES
-    } else {
-        bytes
-    }
+    (WIDE_READS.load(Ordering::Relaxed) && behind() != Some(PageState::Unreserved))
+        .then(|| range(start, bytes + Size4KiB::BYTES))
 }
 
 fn range(start: u64, bytes: u64) -> VirtRange {
@@ -308,8 +306,11 @@ pub(crate) fn reserve(bytes: usize, attributes: Attributes) -> Result<NonNull<u8
 pub(crate) fn release(start: u64, bytes: u64) {
     gate::enter(move || {
         let bytes = bytes.next_multiple_of(Size4KiB::BYTES);
-        let addresses = AddressSpace::<DirectMap>::addresses_of(range(start, bytes));
-        space().release_from(range(start, with_wide_read(start, bytes)), addresses);
+        let range = range(start, bytes);
+        match with_wide_read(start, bytes) {
+            None => space().release(range),
+            Some(more) => space().release_from(more, AddressSpace::<DirectMap>::addresses_of(range)),
+        }
     });
 }
 
@@ -317,8 +318,9 @@ pub(crate) fn release(start: u64, bytes: u64) {
 pub(crate) fn revoke(start: u64, bytes: u64) {
     gate::enter(move || {
         let bytes = bytes.next_multiple_of(Size4KiB::BYTES);
-        let addresses = AddressSpace::<DirectMap>::addresses_of(range(start, bytes));
-        space().revoke_from(range(start, with_wide_read(start, bytes)), addresses);
+        let range = range(start, bytes);
+        let more = with_wide_read(start, bytes).unwrap_or(range);
+        space().revoke_from(more, AddressSpace::<DirectMap>::addresses_of(range));
     });
 }
 
@@ -350,7 +352,7 @@ pub(crate) fn reserve_above_guard(
 pub(crate) fn release_above_guard(start: u64, guard_bytes: u64, bytes: u64) {
     let first = start + guard_bytes;
     space().release_from(
-        range(first, with_wide_read(first, bytes)),
+        with_wide_read(first, bytes).unwrap_or_else(|| range(first, bytes)),
         range(start, guard_bytes + bytes + Size4KiB::BYTES),
     );
 }

@@ -11,7 +11,7 @@ use crate::frame::{Block, Frame};
 use crate::size::{Order, PageSize, Size4KiB};
 
 /// A cache holds at most so many 4 KiB frames, and …
-const MOST_SMALL: u32 = 128;
+const MOST_SMALL: u32 = 512;
 /// … so many of 2 MiB.
 const MOST_HUGE: u32 = 8;
 /// Fewer than this are not worth a cache: the metadata of so many 4 KiB frames fills two cache lines.
@@ -187,6 +187,20 @@ impl Stacks {
     pub(super) const fn is_between(&self, kind: Kind) -> bool {
         let Level { count, capacity } = self.level(kind);
         count > 0 && count < capacity
+    }
+
+    /// The places that are free, if there are frames: a cache that stops being empty has to be noted.
+    #[inline]
+    pub(super) fn room_if_any(&mut self, kind: Kind) -> Option<&mut [CachedFrame]> {
+        let (level, frames) = self.parts(kind);
+        (level.count > 0).then_some(())?;
+        frames.get_mut(level.count as usize..level.capacity as usize)
+    }
+
+    /// Counts frames that have been put into the first free places.
+    #[inline]
+    pub(super) fn add(&mut self, kind: Kind, count: u32) {
+        self.parts(kind).0.count += count;
     }
 
     /// Whether there is room for another frame.

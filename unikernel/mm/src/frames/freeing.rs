@@ -4,6 +4,7 @@ use arrayvec::ArrayVec;
 use homenode_topology::{NodeId, PhysAddr};
 
 use super::FrameAllocator;
+use super::cache::{CachedFrame, CpuCache, Kind};
 use super::depot::Chain;
 use super::directory::{Place, Stretch};
 use super::metadata::FrameMetadata;
@@ -18,10 +19,12 @@ const MOST_CHAINED: u32 = 64;
 
 /// Gives back frames, in a few instructions each if they are of 4 KiB.
 ///
-/// Those are linked to chains, which are handed over when they are long, or when the value is dropped. Until then nobody can have
-/// them. No lock is held meanwhile.
+/// The running CPU's cache takes those that it has room for. The others are linked to chains, which are handed over when they are long,
+/// or when the value is dropped: until then nobody can have them. No lock is held meanwhile.
 pub struct Freeing<'a, M: Machine> {
     frames: &'a FrameAllocator<M>,
+    /// The running CPU's cache, which takes what it has room for.
+    cache: Option<&'a CpuCache>,
     /// Where the last frame was found: the next is likely to be near.
     stretch: Stretch<'a>,
     /// The index of its first frame.
@@ -40,6 +43,7 @@ impl<M: Machine> FrameAllocator<M> {
     pub fn freeing(&self) -> Freeing<'_, M> {
         Freeing {
             frames: self,
+            cache: self.own_cache(),
             stretch: Stretch::EMPTY,
             stretch_index: 0,
             node: NodeId(0),
@@ -86,10 +90,42 @@ impl<'a, M: Machine> Freeing<'a, M> {
             && place.metadata.give_back(Order::MIN).is_ok()
         {
             let node = place.node;
-            self.add(frame, self.stretch_index.wrapping_add(within), place.metadata);
+            freed(frame);
+            self.add(self.stretch_index.wrapping_add(within), place.metadata);
             return node;
         }
         self.push_slowly(frame, size)
+    }
+
+    /// Gives back the first of these 4 KiB frames: as many as lie near the last one that was given back and as the running CPU's cache, whose
+    /// node is returned, takes. How many these are.
+    #[inline(always)]
+    pub fn keep(&mut self, frames: impl Iterator<Item = PhysAddr>) -> (u32, NodeId) {
+        let Some(cache) = self.cache.filter(|cache| cache.node == self.node) else {
+            return (0, NodeId::default());
+        };
+        let stretch = &self.stretch;
+        let kept = cache.stacks.try_with(
+            #[inline(always)]
+            |stacks| {
+                // A cache that stops being empty has to be noted.
+                let room = stacks.room_if_any(Kind::Small)?;
+                let kept = room.iter_mut().zip(frames).map_while(|(slot, frame)| {
+                    let (place, _) = stretch.find(frame)?;
+                    if !place.is_valid_small(frame) {
+                        return None;
+                    }
+                    place.metadata.give_back(Order::MIN).ok()?;
+                    freed(frame);
+                    *slot = CachedFrame::new(frame, place.metadata);
+                    Some(())
+                });
+                let kept = kept.count() as u32;
+                stacks.add(Kind::Small, kept);
+                Some(kept)
+            },
+        );
+        (kept.unwrap_or(0), cache.node)
     }
 
     /// Gives back a frame that is not near the last one, or that is no 4 KiB frame.
@@ -111,18 +147,14 @@ impl<'a, M: Machine> Freeing<'a, M> {
         if let Some((_, within)) = self.stretch.find(frame) {
             self.stretch_index = index.wrapping_sub(within);
         }
-        self.add(frame, index, metadata);
+        freed(frame);
+        self.add(index, metadata);
         node
     }
 
     /// Adds a frame of the node whose chain is being built.
-    #[inline(always)]
-    fn add(&mut self, _frame: PhysAddr, index: u32, metadata: &FrameMetadata) {
-        #[cfg(feature = "simulation")]
-        crate::simulation::frames(
-            crate::frame::Frame::<crate::size::Size4KiB>::containing(_frame).range(),
-            crate::simulation::FrameEvent::Freed,
-        );
+    #[inline]
+    fn add(&mut self, index: u32, metadata: &FrameMetadata) {
         self.chain.push(index, metadata);
         if self.chain.count() == self.most {
             self.hand_over();
@@ -148,6 +180,16 @@ impl<'a, M: Machine> Freeing<'a, M> {
         self.node = node;
         self.most = self.frames.most_chained(node);
     }
+}
+
+/// Says that a frame of 4 KiB may be handed out again from now on, to who simulates the machine.
+#[inline(always)]
+fn freed(_frame: PhysAddr) {
+    #[cfg(feature = "simulation")]
+    crate::simulation::frames(
+        crate::frame::Frame::<crate::size::Size4KiB>::containing(_frame).range(),
+        crate::simulation::FrameEvent::Freed,
+    );
 }
 
 impl<M: Machine> Drop for Freeing<'_, M> {

@@ -53,7 +53,7 @@ mod watch;
 use alloc::vec::Vec;
 
 use crossbeam_utils::CachePadded;
-use homenode_topology::{NodeId, PhysAddr, PhysRange};
+use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 
 use self::buddy::{Buddy, Refusal};
 use self::cache::{CacheRef, CachedFrame, Capacity, CpuCache, Kind, Stacks};
@@ -372,21 +372,11 @@ impl<M: Machine> FrameAllocator<M> {
         self.take(order, policy, local, page_index, purpose, Some(reclaim))
     }
 
-    /// A 4 KiB frame of the running CPU's node, if one is at hand in its cache; not counted. For the page-fault path: nothing is waited
-    /// for.
-    #[inline(always)]
-    pub(crate) fn take_at_hand(&self) -> Option<(Frame<Size4KiB>, NodeId)> {
-        let cache = self.own_cache()?;
-        let taken = cache.stacks.try_with(
-            #[inline(always)]
-            |stacks| stacks.pop(Kind::Small),
-        )?;
-        // SAFETY: what a cache holds was put there with its metadata, and this is the allocator.
-        unsafe { taken.metadata() }.set_state(State::Allocated(Order::MIN));
-        let frame = taken.small();
-        #[cfg(feature = "simulation")]
-        crate::simulation::frames(frame.range(), crate::simulation::FrameEvent::Allocated);
-        Some((frame, cache.node))
+    /// The cache of `cpu`.
+    #[inline]
+    pub(crate) fn at_hand(&self, cpu: CpuId) -> AtHand<'_> {
+        let cache = self.caches.get(cpu.index());
+        AtHand(cache.and_then(|cache| cache.as_ref().map(CacheRef::get)))
     }
 
     #[inline]
@@ -855,6 +845,28 @@ impl<M: Machine> FrameAllocator<M> {
             cached_bytes,
             kept_bytes: node.kept_bytes(),
         })
+    }
+}
+
+/// A CPU's cache, for the page-fault path: nothing is waited for.
+#[derive(Clone, Copy)]
+pub(crate) struct AtHand<'a>(Option<&'a CpuCache>);
+
+impl AtHand<'_> {
+    /// A 4 KiB frame of the CPU's node, if the cache has one; not counted. By that CPU only.
+    #[inline(always)]
+    pub(crate) fn take(self) -> Option<(Frame<Size4KiB>, NodeId)> {
+        let cache = self.0?;
+        let taken = cache.stacks.try_with(
+            #[inline(always)]
+            |stacks| stacks.pop(Kind::Small),
+        )?;
+        // SAFETY: what a cache holds was put there with its metadata, which lives as long as the cache.
+        unsafe { taken.metadata() }.set_state(State::Allocated(Order::MIN));
+        let frame = taken.small();
+        #[cfg(feature = "simulation")]
+        crate::simulation::frames(frame.range(), crate::simulation::FrameEvent::Allocated);
+        Some((frame, cache.node))
     }
 }
 

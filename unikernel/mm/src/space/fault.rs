@@ -24,47 +24,34 @@ enum Next {
     Again,
 }
 
-impl<M: Machine> AddressSpace<'_, M> {
-    /// Handles a page fault of the running CPU: brings the page, or finds that the CPU's translation was old.
-    ///
-    /// `policy` is the running thread's, for ranges that have none.
-    ///
-    /// # Errors
-    /// If the access is an error of the program, or if there is no memory. The page stays untouched then.
-    pub fn fault(&self, address: VirtAddr, access: Access, policy: Policy) -> Result<(), FaultError> {
-        self.machine().count(Event::Fault, 1);
-        self.touch(address, Some(access), None, policy)
-    }
-
+impl<'a, M: Machine> CpuSpace<'a, M> {
     /// Handles the commonest fault, and says whether it was one: a read or a write that is the first of a page of 4 KiB, in a table that is
     /// there, of a range that may be written to, with a frame of the CPU's node at hand. It waits for nothing, and every instruction of it counts. All
-    /// others are left to [`fault`](Self::fault), which does the same for any page.
+    /// others are left to [`fault`](AddressSpace::fault), which does the same for any page.
     ///
     /// Called for a thread whose policy is [`Policy::Local`], with interrupts off: this CPU can not be made to publish a generation meanwhile, so that no walk has to be
-    /// announced. `cpu` is the running CPU's own.
+    /// announced. The running CPU is the value's.
     #[inline(always)]
-    pub fn fault_at_once(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> bool {
+    pub fn fault_at_once(&self, address: VirtAddr) -> bool {
         const SIZE: PageSize = PageSize::Size4KiB;
-        let machine = self.machine();
-        let Some((table, metadata)) = cpu
-            .known(self.frames, address)
-            .or_else(|| self.find_table(address, cpu))
-        else {
+        let space = self.space;
+        let machine = space.machine();
+        let Some((table, metadata)) = self.known(address).or_else(|| self.find_table(address)) else {
             return false;
         };
-        let entry = &self.table(table)[Level::Pt.index(address)];
+        let entry = &space.table(table)[Level::Pt.index(address)];
         let value = entry.load();
         let id = value.attributes();
         // Those of what is not reserved allow nothing.
-        let attributes = self.attributes.get(id);
+        let attributes = space.attributes.get(id);
         if value != EntryValue::reserved(id) || !attributes.is_usual() {
             return false;
         }
-        match self.try_lock(table, metadata) {
+        match space.try_lock(table, metadata) {
             Some(_locked) if entry.load() == value => entry.store(EntryValue::busy(id)),
             _ => return false,
         }
-        let Some((frame, node)) = self.frames.take_at_hand() else {
+        let Some((frame, node)) = self.frames.take() else {
             entry.store(value);
             return false;
         };
@@ -80,13 +67,27 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// The page table over `address`, if there is one, which becomes the CPU's last.
     #[cold]
     #[inline(never)]
-    fn find_table(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> Option<(PhysAddr, &FrameMetadata)> {
-        let found = self.descend_from_root(address, Level::Pt);
+    fn find_table(&self, address: VirtAddr) -> Option<(PhysAddr, &'a FrameMetadata)> {
+        let space = self.space;
+        let found = space.descend_from_root(address, Level::Pt);
         (found.level == Level::Pt).then(|| {
-            let metadata = self.frames.metadata(found.table);
-            cpu.keep(address, found.table, metadata);
+            let metadata = space.frames.metadata(found.table);
+            self.keep(address, found.table, metadata);
             (found.table, metadata)
         })
+    }
+}
+
+impl<M: Machine> AddressSpace<'_, M> {
+    /// Handles a page fault of the running CPU: brings the page, or finds that the CPU's translation was old.
+    ///
+    /// `policy` is the running thread's, for ranges that have none.
+    ///
+    /// # Errors
+    /// If the access is an error of the program, or if there is no memory. The page stays untouched then.
+    pub fn fault(&self, address: VirtAddr, access: Access, policy: Policy) -> Result<(), FaultError> {
+        self.machine().count(Event::Fault, 1);
+        self.touch(address, Some(access), None, policy)
     }
 
     /// Brings all pages of `range` that are reserved and have no memory yet, placed by `by` if given, else as on a fault.

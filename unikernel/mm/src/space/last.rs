@@ -4,10 +4,12 @@ use core::fmt;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use homenode_topology::PhysAddr;
+use homenode_topology::{CpuId, PhysAddr};
 
+use super::AddressSpace;
 use crate::addr::VirtAddr;
-use crate::frames::{FrameAllocator, FrameMetadata};
+use crate::frames::{AtHand, FrameMetadata};
+use crate::machine::Machine;
 use crate::table::level::Level;
 use crate::tlb::Progress;
 
@@ -35,18 +37,37 @@ impl LastTable {
     }
 }
 
-/// What the kernel keeps for each CPU, to have it at hand on a page fault and at a safe point.
-#[derive(Clone, Copy)]
-pub struct CpuSpace<'a> {
-    pub(super) last: &'a LastTable,
-    pub(super) progress: Progress<'a>,
+/// Program memory as a CPU sees it: what is to be at hand on each page fault and at each safe point.
+pub struct CpuSpace<'a, M> {
+    pub(super) space: &'a AddressSpace<'a, M>,
+    pub(super) frames: AtHand<'a>,
+    last: &'a LastTable,
+    progress: Progress<'a>,
 }
+
+impl<M> Clone for CpuSpace<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for CpuSpace<'_, M> {}
 
 const fn part(address: VirtAddr) -> u64 {
     address.as_u64() / Level::Pt.table_bytes()
 }
 
-impl CpuSpace<'_> {
+impl<'a, M: Machine> CpuSpace<'a, M> {
+    #[inline]
+    pub(super) fn new(space: &'a AddressSpace<'a, M>, cpu: CpuId) -> Self {
+        Self {
+            space,
+            frames: space.frames.at_hand(cpu),
+            last: &space.last_tables[cpu.index()],
+            progress: space.tlb.progress_of(cpu),
+        }
+    }
+
     /// Whether the CPU has generations to pass.
     #[inline(always)]
     #[must_use]
@@ -54,20 +75,16 @@ impl CpuSpace<'_> {
         self.progress.is_behind()
     }
 
-    /// The page table over `address`, if it was the last, with its metadata in `frames`, where [`keep`](Self::keep) had it from. The
-    /// CPU can not publish a generation before it is done with it.
+    /// The page table over `address`, if it was the last, with its metadata. The CPU can not publish a generation before it is done
+    /// with it.
     #[inline(always)]
-    pub(super) fn known<'f, M>(
-        &self,
-        _frames: &'f FrameAllocator<M>,
-        address: VirtAddr,
-    ) -> Option<(PhysAddr, &'f FrameMetadata)> {
+    pub(super) fn known(&self, address: VirtAddr) -> Option<(PhysAddr, &'a FrameMetadata)> {
         let is_known = self.last.part.load(Ordering::Relaxed) == part(address)
             && self.last.published.load(Ordering::Relaxed) == self.progress.published();
         is_known.then(|| {
             let table = PhysAddr(self.last.table.load(Ordering::Relaxed));
             // SAFETY: with a part that is one of an address, `keep` has stored the metadata of a frame, which is a reference as long as the
-            // allocator exists.
+            // space's frame allocator exists.
             (table, unsafe { &*self.last.metadata.load(Ordering::Relaxed) })
         })
     }
@@ -89,7 +106,7 @@ impl CpuSpace<'_> {
     }
 }
 
-impl fmt::Debug for CpuSpace<'_> {
+impl<M> fmt::Debug for CpuSpace<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CpuSpace")
             .field("progress", &self.progress)

@@ -164,17 +164,14 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         }
     }
 
-    /// What is to be kept for `cpu`.
+    /// Program memory as `cpu` sees it.
     ///
     /// # Panics
     /// If there is no such CPU.
     #[inline]
     #[must_use]
-    pub fn of_cpu(&self, cpu: CpuId) -> CpuSpace<'_> {
-        CpuSpace {
-            last: &self.last_tables[cpu.index()],
-            progress: self.tlb.progress_of(cpu),
-        }
+    pub fn of_cpu(&self, cpu: CpuId) -> CpuSpace<'_, M> {
+        CpuSpace::new(self, cpu)
     }
 
     /// The engine that keeps CPUs' translations coherent.
@@ -249,7 +246,7 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
     #[inline(always)]
     fn descend_near(&self, address: VirtAddr) -> Option<FoundTable<'_>> {
         let cpu = self.of_cpu(self.machine().cpu());
-        if let Some((table, metadata)) = cpu.known(self.frames, address) {
+        if let Some((table, metadata)) = cpu.known(address) {
             return Some(FoundTable {
                 table,
                 level: Level::Pt,
@@ -260,7 +257,7 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
     }
 
     #[inline(never)]
-    fn descend_far(&self, address: VirtAddr, cpu: &CpuSpace<'_>) -> Option<FoundTable<'_>> {
+    fn descend_far(&self, address: VirtAddr, cpu: &CpuSpace<'_, M>) -> Option<FoundTable<'_>> {
         let Found { table, level, .. } = self.descend(address)?;
         let metadata = self.table_metadata(table);
         if level == Level::Pt {

@@ -216,9 +216,28 @@ impl<M: Machine> AddressSpace<'_, M> {
         freeing: &mut Freeing<'_, M>,
     ) -> Passed {
         let mut passed = Passed::default();
+        if size == PageSize::Size4KiB {
+            // The commonest case, with few instructions for each page.
+            let values = entries.iter().map(Entry::load);
+            let frames = values
+                .take_while(|value| value.is_retiring())
+                .map(|value| value.frame(PageSize::Size4KiB));
+            let (kept, node) = freeing.keep(frames);
+            let kept_entries = &entries[..kept as usize];
+            kept_entries
+                .iter()
+                .for_each(|entry| entry.store(EntryValue::EMPTY));
+            self.machine()
+                .count_on(node, NodeEvent::Mapped(size), -i64::from(kept));
+            passed.emptied = kept as i32;
+            passed.entries = u64::from(kept);
+            if kept as usize == entries.len() {
+                return passed;
+            }
+        }
         let (mut node, mut pages) = (NodeId::default(), 0);
         let unmapped = |node, pages: i64| self.machine().count_on(node, NodeEvent::Mapped(size), -pages);
-        for entry in entries {
+        for entry in &entries[passed.entries as usize..] {
             // Retiring entries are this CPU's own, so that no lock is needed: they keep the table in the tree.
             let value = entry.load();
             if value.is_retiring() {

@@ -5,7 +5,7 @@ use crate::addr::{VirtAddr, VirtRange};
 use crate::attributes::{Attributes, AttributesId};
 use crate::machine::Machine;
 use crate::size::{FrameSize, Size2MiB, Size4KiB};
-use crate::table::entry::EntryValue;
+use crate::table::entry::{Entry, EntryValue};
 use crate::table::level::Level;
 
 /// How many bytes behind a reservation of `bytes` bytes stay unreserved at least, so that running over its end is noticed.
@@ -22,6 +22,23 @@ fn with_guard(bytes: u64) -> Option<u64> {
     bytes
         .checked_next_multiple_of(Size4KiB::BYTES)?
         .checked_add(guard_bytes(bytes))
+}
+
+/// Marks the first of these entries of a table of this level as reserved, up to one that is a table: how many.
+#[inline(always)]
+fn mark_entries(entries: &[Entry], level: Level, id: AttributesId) -> i32 {
+    let mut marked = 0;
+    for entry in entries {
+        let value = entry.load();
+        if value.is_table(level) {
+            // From an earlier use, on its way out, or a neighbour's.
+            break;
+        }
+        debug_assert!(value == EntryValue::EMPTY, "it is reserved already");
+        entry.store(EntryValue::reserved(id));
+        marked += 1;
+    }
+    marked
 }
 
 impl<M: Machine> AddressSpace<'_, M> {
@@ -117,17 +134,12 @@ impl<M: Machine> AddressSpace<'_, M> {
         let Some(locked) = self.lock_found(&found) else {
             return Ok(Some(address));
         };
-        let mut marked = 0;
-        for entry in &locked.entries()[indices] {
-            let value = entry.load();
-            if value != EntryValue::EMPTY {
-                // A table from an earlier use, which is on its way out or serves a neighbour.
-                debug_assert!(value.is_table(level), "{range} is reserved already");
-                break;
-            }
-            entry.store(EntryValue::reserved(id));
-            marked += 1;
-        }
+        let entries = &locked.entries()[indices];
+        let marked = match level {
+            // The commonest level, with constants of its own.
+            Level::Pt => mark_entries(entries, Level::Pt, id),
+            level => mark_entries(entries, level, id),
+        };
         locked.add_used(marked);
         Ok(super::entries_behind(address, level, marked as u64))
     }

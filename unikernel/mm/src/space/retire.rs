@@ -10,7 +10,7 @@
 //! that any CPU has given back until then, so that a CPU that never comes to a safe point is interrupted once per deadline at most, however many
 //! CPUs give back however much. The alarm for this is set on the CPU that gave back, only while its queue is not empty.
 //!
-//! What waits is bounded: each CPU has its share of what its node allows.
+//! What waits is bounded by node: half of it in sealed batches, which the node's CPUs count together, and half in open ones.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -44,10 +44,8 @@ pub struct Retirement {
 
 /// The most ranges in a batch.
 const BATCH_RANGES: usize = 128;
-/// A batch is sealed when it has so many bytes, …
+/// A batch is sealed when it has so many bytes, or the CPU's share of what may wait in open ones, …
 const BATCH_BYTES: u64 = Size2MiB::BYTES;
-/// … or as many as this part of what the CPU may have waiting, …
-const BATCH_SHARE: u64 = 4;
 /// … or when this part of the deadline is over since it was opened.
 const BATCH_AGE: u64 = 4;
 /// How often the epoch is advanced per deadline by those who are not short of room.
@@ -96,6 +94,8 @@ struct Batch {
     generation: Generation,
     opened_ns: u64,
     told: Told,
+    /// Whether its bytes are counted among those of its node's sealed batches.
+    is_sealed: bool,
     bytes: u64,
     ranges: Vec<Retired>,
     tables: RetiredFrames,
@@ -129,43 +129,70 @@ pub(super) struct RetireQueues {
     lazy: bool,
     deadline_ns: u64,
     queues: Box<[CachePadded<CpuQueue>]>,
+    /// By number, as far as there are nodes with CPUs.
+    nodes: Box<[CachePadded<NodeQueue>]>,
     /// When the epoch was last advanced.
     advanced_ns: CachePadded<AtomicU64>,
 }
 
 struct CpuQueue {
-    /// How many bytes may wait.
-    max_bytes: u64,
+    node: NodeId,
+    /// The bytes with which a batch is sealed.
+    batch_bytes: u64,
     /// How many bytes wait, those included that are being reclaimed. Changed under the lock of the queue, and read without.
     pending_bytes: AtomicU64,
     queue: Lock<Queue>,
 }
 
+/// What the CPUs of a node have in common. Written once per batch.
+struct NodeQueue {
+    /// How many bytes may wait.
+    max_bytes: u64,
+    /// How many wait in sealed batches.
+    sealed_bytes: AtomicU64,
+}
+
+impl NodeQueue {
+    /// How many bytes may wait in sealed batches.
+    const fn sealed_max_bytes(&self) -> u64 {
+        self.max_bytes / 2
+    }
+}
+
 impl RetireQueues {
     pub(super) fn new(tlb: &TlbEngine, retirement: &Retirement) -> Self {
-        let mut max_bytes = Vec::new();
-        max_bytes.resize(tlb.cpus(), 0);
+        let nodes = tlb.nodes().map(|(node, _)| node.index() + 1).max().unwrap_or(0);
+        let of_node = |node: usize| retirement.pending_max_bytes.get(node).copied().unwrap_or(0);
+        let mut queues = Vec::new();
         for (node, cpus) in tlb.nodes() {
-            let of_node = retirement.pending_max_bytes.get(node.index());
-            for cpu in cpus {
-                max_bytes[cpu.index()] = of_node.copied().unwrap_or(0) / cpus.len() as u64;
-            }
+            let share = of_node(node.index()) / 2 / cpus.len() as u64;
+            let queue = |_| CpuQueue {
+                node,
+                batch_bytes: BATCH_BYTES.min(share),
+                pending_bytes: AtomicU64::new(0),
+                queue: Lock::new(Queue {
+                    open: None,
+                    sealed: VecDeque::new(),
+                    spare: Vec::new(),
+                    alarm: false,
+                    empty_tables: ArrayVec::new(),
+                }),
+            };
+            queues.extend(cpus.iter().map(|cpu| (*cpu, queue(cpu))));
         }
-        let queue = |max_bytes| CpuQueue {
-            max_bytes,
-            pending_bytes: AtomicU64::new(0),
-            queue: Lock::new(Queue {
-                open: None,
-                sealed: VecDeque::new(),
-                spare: Vec::new(),
-                alarm: false,
-                empty_tables: ArrayVec::new(),
-            }),
+        queues.sort_by_key(|(cpu, _)| *cpu);
+        let node_queue = |node| NodeQueue {
+            max_bytes: of_node(node),
+            sealed_bytes: AtomicU64::new(0),
         };
         Self {
             lazy: retirement.lazy,
             deadline_ns: retirement.deadline_ns,
-            queues: max_bytes.into_iter().map(queue).map(CachePadded::new).collect(),
+            queues: queues
+                .into_iter()
+                .map(|(_, queue)| CachePadded::new(queue))
+                .collect(),
+            nodes: (0..nodes).map(node_queue).map(CachePadded::new).collect(),
             advanced_ns: CachePadded::new(AtomicU64::new(0)),
         }
     }
@@ -181,11 +208,6 @@ impl CpuQueue {
         let pending = self.pending_bytes().wrapping_add_signed(bytes);
         self.pending_bytes.store(pending, Ordering::Relaxed);
     }
-
-    /// The bytes with which a batch is sealed.
-    fn batch_bytes(&self) -> u64 {
-        BATCH_BYTES.min(self.max_bytes / BATCH_SHARE)
-    }
 }
 
 impl Batch {
@@ -199,14 +221,15 @@ impl Batch {
 }
 
 impl Queue {
-    /// Seals the open batch. `false` if there is no memory for the record of it.
-    fn seal(&mut self) -> bool {
-        if self.open.is_none() {
-            return true;
-        }
+    /// Seals the open batch, if there is one. `false` if there is no memory for the record of it.
+    fn seal(&mut self, node: &NodeQueue) -> bool {
         let room = self.sealed.try_reserve(1).is_ok();
-        if room {
-            self.sealed.extend(self.open.take());
+        if room && let Some(batch) = self.open.take() {
+            node.sealed_bytes.fetch_add(batch.bytes, Ordering::Relaxed);
+            self.sealed.push_back(Batch {
+                is_sealed: true,
+                ..batch
+            });
         }
         room
     }
@@ -215,6 +238,7 @@ impl Queue {
     fn batch(
         &mut self,
         machine: &impl Machine,
+        node: &NodeQueue,
         generation: Generation,
         deadline_ns: u64,
     ) -> Option<&mut Batch> {
@@ -226,7 +250,7 @@ impl Queue {
                 batch.told = Told::Nothing;
             }
             Some(_) => {
-                if !self.seal() {
+                if !self.seal(node) {
                     return None;
                 }
             }
@@ -239,6 +263,7 @@ impl Queue {
                 generation,
                 opened_ns: machine.now_ns(),
                 told: Told::Nothing,
+                is_sealed: false,
                 bytes: 0,
                 ranges,
                 tables: RetiredFrames::new(),
@@ -306,13 +331,16 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// The bytes that may wait in the queues of `node`'s CPUs.
     #[must_use]
     pub fn pending_max_bytes(&self, node: NodeId) -> u64 {
-        let cpus = self.tlb.nodes().find(|(of, _)| *of == node);
-        let queues = cpus.map_or(&[][..], |(_, cpus)| cpus).iter();
-        queues.map(|cpu| self.retired.queues[cpu.index()].max_bytes).sum()
+        let queue = self.retired.nodes.get(node.index());
+        queue.map_or(0, |queue| queue.max_bytes)
     }
 
     fn own_queue(&self) -> &CpuQueue {
         &self.retired.queues[self.machine().cpu().index()]
+    }
+
+    fn node_queue(&self, of: &CpuQueue) -> &NodeQueue {
+        &self.retired.nodes[of.node.index()]
     }
 
     /// Puts a range aside whose entries are retiring, with `bytes` bytes of frames.
@@ -349,21 +377,22 @@ impl<M: Machine> AddressSpace<'_, M> {
     fn put(&self, item: Item, bytes: u64) -> Put {
         let machine = self.machine();
         let own = self.own_queue();
+        let node = self.node_queue(own);
         let deadline_ns = self.retired.deadline_ns;
         let generation = self.tlb.retire();
         own.queue.with(machine, |queue| {
-            let Some(batch) = queue.batch(machine, generation, deadline_ns) else {
+            let Some(batch) = queue.batch(machine, node, generation, deadline_ns) else {
                 return Put::NoRoom(generation);
             };
             batch.add(self, item, bytes);
-            let full = batch.bytes >= own.batch_bytes() || batch.ranges.len() == BATCH_RANGES;
+            let full = batch.bytes >= own.batch_bytes || batch.ranges.len() == BATCH_RANGES;
             let opened_ns = batch.opened_ns;
             own.add_pending(bytes as i64);
             if !queue.alarm {
                 queue.alarm = true;
                 machine.set_alarm(opened_ns + deadline_ns / BATCH_AGE);
             }
-            if full && queue.seal() {
+            if full && queue.seal(node) {
                 Put::Sealed
             } else {
                 Put::Open
@@ -375,23 +404,27 @@ impl<M: Machine> AddressSpace<'_, M> {
     #[cold]
     fn turn_over(&self, own: &CpuQueue) {
         let machine = self.machine();
+        let node = self.node_queue(own);
         let now_ns = machine.now_ns();
-        let forced = own.queue.with(machine, |queue| {
-            let newest = queue.newest()?;
+        let sealed_bytes = node.sealed_bytes.load(Ordering::Relaxed);
+        own.queue.with(machine, |queue| {
             let since_ns = now_ns.saturating_sub(self.retired.advanced_ns.load(Ordering::Relaxed));
-            let pending_bytes = own.pending_bytes();
-            if pending_bytes > own.max_bytes / 2 || since_ns >= self.retired.deadline_ns / ADVANCES {
+            let is_time = since_ns >= self.retired.deadline_ns / ADVANCES;
+            if let Some(newest) = queue.newest()
+                && (is_time || sealed_bytes > node.sealed_max_bytes() / 2)
+            {
                 self.tell(queue, newest, now_ns);
             }
-            (pending_bytes > own.max_bytes).then_some(newest)
         });
-        match forced {
-            Some(newest) => self.tlb.complete(machine, newest, Cause::Pending),
-            None => {
-                self.tlb.catch_up(machine, SafePoint::Own);
-            }
-        }
+        self.tlb.catch_up(machine, SafePoint::Own);
         self.reclaim_passed(own);
+        if node.sealed_bytes.load(Ordering::Relaxed) > node.sealed_max_bytes() {
+            // The others' batches are passed with it, whose CPUs may not come to look at them.
+            let generation = self.tlb.retire();
+            self.tlb.complete(machine, generation, Cause::Pending);
+            let of_node = self.retired.queues.iter().filter(|of| of.node == own.node);
+            of_node.for_each(|of| self.reclaim_batches(of, generation));
+        }
     }
 
     /// Lets CPUs know of all sealed batches, of which `newest` is the newest generation.
@@ -437,6 +470,10 @@ impl<M: Machine> AddressSpace<'_, M> {
             batch.ranges.clear();
             of.queue.with(machine, |queue| {
                 of.add_pending(-(batch.bytes as i64));
+                if batch.is_sealed {
+                    let sealed = &self.node_queue(of).sealed_bytes;
+                    sealed.fetch_sub(batch.bytes, Ordering::Relaxed);
+                }
                 // Without memory to keep it, the next batch has to get some of its own.
                 if queue.spare.try_reserve(1).is_ok() {
                     queue.spare.push(batch.ranges);
@@ -482,7 +519,7 @@ impl<M: Machine> AddressSpace<'_, M> {
             queue.alarm = false;
             let old = |batch: &Batch| now_ns.saturating_sub(batch.opened_ns) >= deadline_ns / BATCH_AGE;
             if queue.open.as_ref().is_some_and(old) {
-                queue.seal();
+                queue.seal(self.node_queue(own));
             }
             if let Some(newest) = queue.newest() {
                 self.tell(queue, newest, now_ns);

@@ -77,7 +77,7 @@ pub enum SafePoint {
     Own,
 }
 
-/// What a CPU says of itself. It writes its own only, but for `asked` and `requested`; others read.
+/// What a CPU says of itself. It writes its own only, but for `asked`; others read.
 struct Shown {
     /// The generation that the CPU's translations have passed.
     published: AtomicU64,
@@ -85,10 +85,8 @@ struct Shown {
     answered: AtomicU64,
     /// Whether the CPU may have translations of program memory at all.
     active: AtomicU32,
-    /// The newest generation that it has been interrupted for.
-    asked: AtomicU64,
-    /// The last request that it has been interrupted for.
-    requested: AtomicU64,
+    /// Whether an interrupt is on its way to it, or about to be.
+    asked: AtomicU32,
 }
 
 /// What a CPU keeps for itself. Only its own interrupts look at it, so that no ordering is needed.
@@ -150,8 +148,7 @@ impl TlbEngine {
                         published: AtomicU64::new(0),
                         answered: AtomicU64::new(0),
                         active: AtomicU32::new(0),
-                        asked: AtomicU64::new(0),
-                        requested: AtomicU64::new(0),
+                        asked: AtomicU32::new(0),
                     }),
                     own: CachePadded::new(Own {
                         walking: AtomicU32::new(0),
@@ -308,21 +305,26 @@ impl TlbEngine {
         fence(Ordering::SeqCst);
         machine.count(Event::Forced(cause), 1);
         self.interrupt(machine, cause, |cpu, shown| {
-            cpu != this
-                && shown.published.load(Ordering::Acquire) < generation.0
-                && shown.asked.fetch_max(generation.0, Ordering::AcqRel) < generation.0
+            cpu != this && shown.published.load(Ordering::Acquire) < generation.0
         });
         self.catch_up(machine, SafePoint::Own);
     }
 
-    /// Interrupts the CPUs that are active and that `is_target` names, and counts them.
-    fn interrupt<M: Machine>(&self, machine: &M, cause: Cause, is_target: impl Fn(CpuId, &Shown) -> bool) {
+    /// Interrupts the CPUs that are active, that are behind by `is_behind`, and to which no interrupt is on its way already: what that one
+    /// will sample is what the caller waits for, or newer. Counts them.
+    fn interrupt<M: Machine>(&self, machine: &M, cause: Cause, is_behind: impl Fn(CpuId, &Shown) -> bool) {
         let mut sent = 0;
-        let targets = (0..).map(CpuId).zip(&self.cpus).filter(|(cpu, state)| {
-            let is_target = state.shown.active.load(Ordering::Relaxed) != 0 && is_target(*cpu, &state.shown);
-            sent += u64::from(is_target);
-            is_target
-        });
+        let targets = (0..)
+            .map(CpuId)
+            .zip(&self.cpus)
+            .filter(|(cpu, CpuState { shown, .. })| {
+                let is_target = shown.active.load(Ordering::Relaxed) != 0
+                    && is_behind(*cpu, shown)
+                    // Release: whoever takes this back samples what was advanced before.
+                    && shown.asked.swap(1, Ordering::AcqRel) == 0;
+                sent += u64::from(is_target);
+                is_target
+            });
         machine.interrupt(targets.map(|(cpu, _)| cpu));
         if sent > 0 {
             machine.count(Event::RemoteFlush, 1);
@@ -343,9 +345,7 @@ impl TlbEngine {
         fence(Ordering::SeqCst);
         machine.count(Event::Forced(cause), 1);
         self.interrupt(machine, cause, |cpu, shown| {
-            cpu != this
-                && shown.answered.load(Ordering::Acquire) < request
-                && shown.requested.fetch_max(request, Ordering::AcqRel) < request
+            cpu != this && shown.answered.load(Ordering::Acquire) < request
         });
         self.catch_up(machine, SafePoint::Own);
         for CpuState { shown, .. } in &self.cpus {
@@ -371,6 +371,10 @@ impl TlbEngine {
     /// interrupt that [`Machine::interrupt`] sends.
     pub fn catch_up<M: Machine>(&self, machine: &M, at: SafePoint) -> bool {
         let CpuState { shown, own } = &self.cpus[machine.cpu().index()];
+        if at == SafePoint::Interrupt {
+            // Before the sample: who still finds it set has advanced what is sampled, and who does not sends another interrupt.
+            shown.asked.swap(0, Ordering::AcqRel);
+        }
         // Sampled before the flush: what is retired later is not promised.
         let epoch = self.epoch.load(Ordering::Acquire);
         let newest = self.requests.newest();

@@ -31,7 +31,6 @@ impl TlbEngine {
     pub fn watch_asked(&self) {
         for CpuState { shown, .. } in &self.cpus {
             shown.asked.watch();
-            shown.requested.watch();
         }
     }
 

@@ -109,3 +109,22 @@ fn a_chain_goes_through_the_depot_once() {
         frames.free(other);
     });
 }
+
+/// What was given back before the depot and the caches were emptied is not hidden from who empties them by going from one to the other.
+#[test]
+fn nothing_is_put_into_a_depot_behind_a_drain() {
+    check(3, 2, |frames| {
+        frames.watch_depots();
+        let mine = [take(frames), take(frames)];
+        let many: Vec<_> = (0..2 * CHAIN).map(|_| take(frames)).collect();
+        frames.drain();
+        free_together(frames, &many);
+        let draining = on_cpu(1, || {
+            frames.drain();
+            frames.stats(NODE).unwrap().cached_bytes
+        });
+        free_together(frames, &mine);
+        let left = draining.join().unwrap();
+        assert!(left <= 2 * 4096, "{left} bytes are cached still");
+    });
+}

@@ -805,6 +805,23 @@ fn a_depot_keeps_a_share_of_its_node_and_no_frame_from_anyone() {
 }
 
 #[test]
+fn what_other_nodes_give_back_is_found() {
+    let machine = FakeMachine::with_cpus(GIB, &[NODE0, NODE1]);
+    FakeMachine::run_on(CpuId(1));
+    let nodes = vec![
+        node(&[range(0, 64 * MIB)], &[1]),
+        node(&[range(128 * MIB, 192 * MIB)], &[0]),
+    ];
+    let frames = build(&machine, nodes);
+    let initial = stats(&frames);
+    let many = take_many(&frames, 100);
+    free_many(&frames, &many);
+    assert_eq!(frames.stats(NODE0).unwrap().cached_bytes, 100 * 4 * KIB);
+    frames.drain();
+    assert_eq!(stats(&frames), initial);
+}
+
+#[test]
 fn what_is_given_back_twice_among_many_is_noticed() {
     let machine = FakeMachine::with_cpus(GIB, &[NODE0]);
     FakeMachine::run_on(CpuId(0));
