@@ -1,8 +1,9 @@
 //! What a correct program never does. The kernel has to say what happened, and stop.
 
 use core::arch::asm;
-use core::hint::black_box;
+use core::hint::{black_box, spin_loop};
 use core::ptr;
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use homenode::mem::{Options, Pages, Policy, Protection, Region};
 use homenode::{Args, ExitCode, NodeId, println, thread, topology};
@@ -41,6 +42,31 @@ pub(crate) fn read_only_write(_: &mut Args) -> ExitCode {
     println!("read {} at {word:p}", unsafe { word.read_volatile() });
     // SAFETY: none: this is the crime. The kernel stops the program here.
     unsafe { word.write_volatile(18) };
+    ExitCode::SUCCESS
+}
+
+pub(crate) fn revoked_read(_: &mut Args) -> ExitCode {
+    static STAGE: AtomicUsize = AtomicUsize::new(0);
+    let pages = Pages::reserve(4096, Options::default()).expect("there are addresses");
+    let address = pages.start().as_ptr() as usize;
+    println!("revoked at {address:#x}");
+    let reader = thread::spawn(move || {
+        let byte = address as *const u8;
+        // SAFETY: the page is not revoked before the stage is 1.
+        unsafe { byte.read_volatile() };
+        STAGE.store(1, Ordering::SeqCst);
+        while STAGE.load(Ordering::SeqCst) != 2 {
+            spin_loop();
+        }
+        // SAFETY: none: this is the crime. The kernel stops the program here, though this CPU has a translation.
+        unsafe { byte.read_volatile() };
+    });
+    while STAGE.load(Ordering::SeqCst) != 1 {
+        thread::yield_now();
+    }
+    pages.revoke();
+    STAGE.store(2, Ordering::SeqCst);
+    reader.join();
     ExitCode::SUCCESS
 }
 

@@ -9,6 +9,7 @@ mod checks;
 mod crimes;
 mod heap;
 mod memory;
+mod tlb;
 
 use core::time::Duration;
 
@@ -53,6 +54,16 @@ const COMMANDS: &[Command] = &[
         checks::many_stacks,
     ),
     ("heap", "stresses the allocator on all CPUs", heap::heap),
+    (
+        "tlb",
+        "checks what other CPUs notice of memory that is given back; with a deadline of seconds",
+        tlb::tlb,
+    ),
+    (
+        "tlb-deadline",
+        "checks how often a CPU that computes is interrupted; with a deadline of 50 ms",
+        tlb::tlb_deadline,
+    ),
     ("panic", "panics in a named thread", crimes::panic),
     ("null-write", "writes through a null pointer", crimes::null_write),
     ("text-write", "writes to its own code", crimes::text_write),
@@ -60,6 +71,11 @@ const COMMANDS: &[Command] = &[
         "read-only-write",
         "writes to a page that may be read only",
         crimes::read_only_write,
+    ),
+    (
+        "revoked-read",
+        "reads a page that another CPU has revoked",
+        crimes::revoked_read,
     ),
     (
         "beyond-the-end",

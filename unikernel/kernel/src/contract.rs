@@ -27,8 +27,13 @@
 //! | `move_pages(start, bytes, node)` | moves the pages of the range to `node`, and returns how many it moved; other threads may use them meanwhile |
 //! | `query(address)` | the page behind the address, if there is one |
 //! | `release(start, bytes)` | gives back a whole reservation with all memory behind it |
+//! | `revoke(start, bytes)` | as `release`, and when it returns no CPU can reach the memory any more |
 //! | `placement(start, bytes, report)` | calls `report(node, size, count)` for the pages behind the range, in any grouping |
 //! | `page_table_locks()` | what a lock in the page table covers: `split`, one table, or `coarse`, all of it |
+//! | `quiesce()` | the calling CPU is at a safe point: it drops its translations if memory waits for that; nothing on Linux |
+//! | `drain()` | returns when all that was released before is free; nothing on Linux |
+//! | `tlb_mode()` | what becomes of memory that is released: `lazy`, `off`, or `linux` |
+//! | `interrupts()`, `table_locks()`, `tlb_counts()` | what all CPUs have counted since boot, where that is known |
 //! | `thread_local_base()` | bare machine only: the calling thread's block of thread-local values |
 //!
 //! Ranges that a program gives are not empty, begin and end at multiples of 4 KiB and lie in one reservation. A node that is named

@@ -11,6 +11,9 @@
 //! [`Pages`] are a reservation without a type: bytes, of which the program also says what may be done with them, and which it can
 //! give back in part.
 //!
+//! Memory that is dropped is free once no CPU has translations of it, which may be a little later ([`tlb`](crate::tlb)). Whoever has
+//! to be sure at once that no pointer reaches it calls [`Region::revoke`] or [`Pages::revoke`].
+//!
 //! ```
 //! use homenode::mem::{Policy, Region, Reservation};
 //!

@@ -1,4 +1,5 @@
-//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts, locks and flushes, for programs that measure.
+//! An application's own counters, shown under `/metrics` beside the kernel's; and the kernel's interrupts, locks and flushes, for
+//! programs that measure.
 
 use homenode_metrics::AppCounter;
 

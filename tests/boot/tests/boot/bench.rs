@@ -62,8 +62,10 @@ fn pages_are_touched_unmapped_and_protected() {
         "phase 24 fault_2m_shared ops=64",
         "phase 20 populate_2m ops=64",
         "phase 32 unmap_16 ops=1000",
+        "phase 38 unmap_16_all ops=400",
         "phase 34 protect_16 ops=1000",
         "phase 36 unmap_2m ops=200",
+        "phase 40 fork_join_4 ops=400",
     ] {
         outcome.line(&format!("{phase} cpus=2"));
     }

@@ -85,6 +85,16 @@ fn a_page_that_may_be_read_only_is_read_but_not_written() {
 }
 
 #[test]
+fn what_is_revoked_is_out_of_reach_at_once() {
+    let outcome = guest("revoked-read");
+    outcome.assert_end(End::Exception);
+    let revoked = outcome.line("revoked at 0x");
+    let address = revoked.rsplit("0x").next().unwrap();
+    let report = outcome.line("read of 0x");
+    assert!(report.contains(address), "{address}: {report}");
+}
+
+#[test]
 fn a_write_behind_a_reservation_names_the_nearest_reservations() {
     let outcome = guest("beyond-the-end");
     outcome.assert_end(End::Exception);

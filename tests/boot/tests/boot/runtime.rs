@@ -96,6 +96,28 @@ fn a_machine_with_neither_x2apic_nor_1_gib_pages() {
     outcome.line("xAPIC");
 }
 
+/// No CPU comes to this deadline.
+const LONG_DEADLINE: &str = "ip=off tlb.deadline=30s";
+
+#[test]
+fn memory_that_is_given_back_interrupts_no_cpu() {
+    // CPUs of two clusters.
+    let boot = Boot::application("guest").machine(4, 20, "1G");
+    run(boot.cmdline(LONG_DEADLINE), &["tlb"]);
+    let without_x2apic = guest().qemu_arguments(&["-cpu", "max,-x2apic"]);
+    run(without_x2apic.cmdline(LONG_DEADLINE), &["tlb"]);
+}
+
+#[test]
+fn without_laziness_each_time_interrupts_all_cpus() {
+    run(guest().cmdline("ip=off tlb.lazy=off"), &["tlb"]);
+}
+
+#[test]
+fn a_cpu_that_computes_is_interrupted_once_per_deadline() {
+    run(guest().cmdline("ip=off tlb.deadline=50ms"), &["tlb-deadline"]);
+}
+
 #[test]
 fn a_machine_without_a_network_card() {
     run(guest().network(Network::None), &["exit", "0"]);

@@ -258,8 +258,8 @@ impl Pages {
 }
 
 impl Pages {
-    /// Gives the memory back, as dropping does, but returns only when no CPU can reach it any more: an access by a pointer that somebody has
-    /// kept ends the program from then on. Dropping is enough where nobody has one, and interrupts no CPU.
+    /// Gives the memory back, as dropping does, but returns only when no CPU can reach it any more: an access by a pointer that
+    /// somebody has kept ends the program from then on. Dropping is enough where nobody has one, and waits for no CPU.
     pub fn revoke(mut self) {
         let bytes = core::mem::take(&mut self.bytes);
         if bytes > 0 {
@@ -288,7 +288,7 @@ impl Drop for Pages {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -396,7 +396,7 @@ mod tests {
     }
 
     /// Whether a copy of this process survives `access`.
-    fn survives(access: impl FnOnce()) -> bool {
+    pub(in crate::mem) fn survives(access: impl FnOnce()) -> bool {
         // SAFETY: the copy makes one memory access or system call and ends without running anything of this process's.
         match unsafe { libc::fork() } {
             0 => {
@@ -440,18 +440,20 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_reservation_is_gone() {
-        let pages = Pages::reserve(GRANULE_BYTES, Options::default()).expect("there are addresses");
-        let byte = pages.start().as_ptr();
-        // SAFETY: the byte lies in the reservation.
-        let there = survives(|| unsafe { byte.write_volatile(1) });
-        assert!(there);
-        let still_there = survives(move || {
-            drop(pages);
-            // SAFETY: none is needed in a copy of this process: it ends, and that is what is looked at.
-            unsafe { byte.write_volatile(1) };
-        });
-        assert!(!still_there);
+    fn a_reservation_that_was_given_back_is_gone() {
+        for give_back in [drop::<Pages>, Pages::revoke] {
+            let pages = Pages::reserve(GRANULE_BYTES, Options::default()).expect("there are addresses");
+            let byte = pages.start().as_ptr();
+            // SAFETY: the byte lies in the reservation.
+            let there = survives(|| unsafe { byte.write_volatile(1) });
+            assert!(there);
+            let still_there = survives(move || {
+                give_back(pages);
+                // SAFETY: none is needed in a copy of this process: it ends, and that is what is looked at.
+                unsafe { byte.write_volatile(1) };
+            });
+            assert!(!still_there);
+        }
     }
 
     #[test]

@@ -181,8 +181,8 @@ impl<T> Region<T> {
         self.pages.set_policy(self.pages_of(elements), policy)
     }
 
-    /// Gives the buffer back, as dropping does, but returns only when no CPU can reach its memory any more: an access by a pointer that
-    /// somebody has kept ends the program from then on. Dropping is enough where nobody has one, and interrupts no CPU.
+    /// Gives the buffer back, as dropping does, but returns only when no CPU can reach its memory any more: an access by a pointer
+    /// that somebody has kept ends the program from then on. Dropping is enough where nobody has one, and waits for no CPU.
     pub fn revoke(self) {
         self.pages.revoke();
     }
@@ -281,6 +281,7 @@ mod tests {
     use homenode_mm::PageSize;
 
     use super::*;
+    use crate::mem::pages::tests::survives;
     use crate::thread;
 
     fn bytes_of(placement: &[PagesOn]) -> usize {
@@ -460,6 +461,34 @@ mod tests {
         let region = Region::<u64>::populated(0, Policy::Local).expect("nothing is needed");
         assert!(region.is_empty());
         assert_eq!(region.placement(), []);
+    }
+
+    #[test]
+    fn no_pointer_reaches_a_revoked_region() {
+        let mut region = Region::<u64>::populated(1000, Policy::Local).expect("there is memory");
+        let element = region.as_mut_ptr();
+        // SAFETY: the element lies in the region.
+        let there = survives(|| unsafe { element.write_volatile(1) });
+        let still_there = survives(move || {
+            region.revoke();
+            // SAFETY: none is needed in a copy of this process: it ends, and that is what is looked at.
+            unsafe { element.write_volatile(1) };
+        });
+        assert_eq!((there, still_there), (true, false));
+    }
+
+    #[test]
+    fn no_pointer_reaches_a_revoked_reservation() {
+        let reservation = Reservation::<u64>::new(1000).expect("there are addresses");
+        let element = reservation.region.as_ptr().cast_mut();
+        // SAFETY: the element lies in the reservation.
+        let there = survives(|| unsafe { element.write_volatile(1) });
+        let still_there = survives(move || {
+            reservation.revoke();
+            // SAFETY: none is needed in a copy of this process: it ends, and that is what is looked at.
+            unsafe { element.write_volatile(1) };
+        });
+        assert_eq!((there, still_there), (true, false));
     }
 
     #[test]

@@ -28,7 +28,7 @@
 //!
 //! # What it costs
 //! What is known about a 4 KiB frame, 16 bytes, lies in an array on the frame's own node, which is taken out of its memory when the
-//! allocator is built, together with the caches of its CPUs (2.25 KiB each): a node pays 16/4096, or 0.4 %, of its memory. The
+//! allocator is built, together with the caches of its CPUs (8.4 KiB each): a node pays 16/4096, or 0.4 %, of its memory. The
 //! array is not initialised as a whole, but piece by piece as blocks are divided for the first time (see `directory`). Beside it,
 //! 32 bytes per 128 MiB of address space lead from an address to its node and metadata in a few instructions.
 //!

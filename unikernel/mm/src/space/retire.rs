@@ -242,19 +242,14 @@ impl Queue {
         generation: Generation,
         deadline_ns: u64,
     ) -> Option<&mut Batch> {
-        match &mut self.open {
-            Some(batch) if batch.generation == generation => {}
-            Some(batch) if machine.now_ns().saturating_sub(batch.opened_ns) <= deadline_ns / BATCH_AGE => {
+        if let Some(batch) = self.open.as_mut().filter(|batch| batch.generation != generation) {
+            if machine.now_ns().saturating_sub(batch.opened_ns) <= deadline_ns / BATCH_AGE {
                 // What is in it waits a little longer than it must.
                 batch.generation = generation;
                 batch.told = Told::Nothing;
+            } else if !self.seal(node) {
+                return None;
             }
-            Some(_) => {
-                if !self.seal(node) {
-                    return None;
-                }
-            }
-            None => {}
         }
         if self.open.is_none() {
             let mut ranges = self.spare.pop().unwrap_or_default();

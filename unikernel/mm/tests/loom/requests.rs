@@ -134,7 +134,7 @@ fn who_becomes_idle_is_not_waited_for() {
 /// Two CPUs ask at once, and a third one may answer both by one interrupt.
 #[test]
 fn two_who_ask_at_once_are_both_answered() {
-    model::check(2, || {
+    model::check(1, || {
         pages(3, &[2], |pages| {
             pages.engine.watch_asked();
             let user = on_cpu(2, || {
@@ -157,7 +157,7 @@ fn two_who_ask_at_once_are_both_answered() {
 /// Requests take each other's places while a third CPU reads them.
 #[test]
 fn who_finds_a_request_overtaken_drops_everything() {
-    model::check(2, || {
+    model::check(1, || {
         pages(3, &[2], |pages| {
             let user = on_cpu(2, || {
                 pages.engine.catch_up(&pages.cores, SafePoint::Kernel);

@@ -266,7 +266,7 @@ fn two_who_complete_at_once_both_return() {
 /// Two CPUs force generations at a third one, which is interrupted by at least one of them and answers both.
 #[test]
 fn two_who_force_at_once_are_both_answered() {
-    model::check(2, || {
+    model::check(1, || {
         one_page(&[0, 0, 0], &[2], |page| {
             page.engine.watch_asked();
             let laggard = on_cpu(2, || page.cores.compute_until_done(3));
