@@ -31,7 +31,8 @@ mod scheduler;
 use std::cell::{Cell, RefCell};
 
 use homenode_mm::{
-    AddressSpace, FrameAllocator, LockScheme, NodeMemory, Purpose, Size4KiB, TlbEngine, VirtAddr, VirtRange,
+    AddressSpace, FrameAllocator, LockScheme, NodeMemory, Purpose, Retirement, SafePoint, Size4KiB,
+    TlbEngine, VirtAddr, VirtRange,
 };
 use homenode_mm::{Machine, Policy};
 use homenode_topology::NodeId;
@@ -61,6 +62,8 @@ pub struct Config {
     pub node_bytes: u64,
     /// How page-table pages are locked.
     pub locks: LockScheme,
+    /// Whether what is given back may wait for cores' safe points.
+    pub lazy: bool,
     /// How many operations there are between two checks of all state.
     pub audit_every: u64,
     /// Print what all cores do.
@@ -76,6 +79,7 @@ impl Default for Config {
             nodes: 4,
             node_bytes: 32 << 20,
             locks: LockScheme::Split,
+            lazy: true,
             audit_every: 2000,
             trace: false,
         }
@@ -93,13 +97,15 @@ impl Config {
             nodes,
             node_bytes,
             locks,
+            lazy,
             audit_every,
             trace: _,
         } = self;
         format!(
             "cargo run --release -p simulation -- --seed {seed} --steps {steps} --cores {cores} --nodes {nodes} --node-memory {}K \
-             --locks {locks} --audit-every {audit_every}",
-            node_bytes >> 10
+             --locks {locks}{} --audit-every {audit_every}",
+            node_bytes >> 10,
+            if *lazy { "" } else { " --eager" }
         )
     }
 }
@@ -113,9 +119,13 @@ impl Config {
 /// If there are no cores or nodes, or too little memory for the frame allocator to begin with.
 pub fn run(config: &Config) -> Result<Summary, Box<Failure>> {
     let hardware = &Hardware::new(config.seed, config.cores, config.nodes, config.node_bytes);
-    let tlb = &TlbEngine::new(config.cores);
+    let cpus: Vec<NodeId> = (0..config.cores)
+        .map(|core| hardware.node_of_core(core))
+        .collect();
+    let range_max_pages = hardware.random.pick(&[0, 1, 4, TlbEngine::RANGE_MAX_PAGES, 512]);
+    let tlb = &TlbEngine::new(&cpus, range_max_pages);
     let handler = || {
-        tlb.catch_up(hardware);
+        tlb.catch_up(hardware, SafePoint::Interrupt);
     };
     hardware.enter(&handler, || run_on(hardware, tlb, config))
 }
@@ -143,8 +153,18 @@ fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summa
     hardware.set_root(root.start());
     let whole = VirtRange::new(VirtAddr::new_truncated(PROGRAM_START), PROGRAM_BYTES);
     let whole = whole.expect("the addresses are canonical");
+    let retirement = Retirement {
+        lazy: config.lazy,
+        deadline_ns: hardware.random.pick(&[10_000, 200_000, 5_000_000]),
+        pending_max_bytes: vec![
+            hardware
+                .random
+                .pick(&[0, 64 << 10, 1 << 20, config.node_bytes / 2]);
+            config.nodes
+        ],
+    };
     // SAFETY: the root is an empty page table that nobody else writes to.
-    let space = &unsafe { AddressSpace::new(root, whole, frames, tlb, config.locks) };
+    let space = &unsafe { AddressSpace::new(root, whole, frames, tlb, config.locks, &retirement) };
     let program = Program {
         hardware,
         frames,
@@ -155,6 +175,8 @@ fn run_on(hardware: &Hardware, tlb: &TlbEngine, config: &Config) -> Result<Summa
         phase: Cell::new(Phase::Run),
         rest: Cell::new(0),
         resting: Cell::new(0),
+        arrived: Cell::new(0),
+        is_last_rest: Cell::new(false),
         began: vec![Cell::new(0); config.cores],
         log: RefCell::new(Log::new(config.trace)),
         done: Cell::new(0),

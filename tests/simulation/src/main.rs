@@ -33,6 +33,9 @@ struct Options {
     /// How page-table pages are locked
     #[arg(long, value_enum, default_value_t)]
     locks: Locks,
+    /// Let nothing that is given back wait for cores' safe points
+    #[arg(long)]
+    eager: bool,
     /// How many operations there are between two checks of all state, after each of which another kind of program runs
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     audit_every: u64,
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
                 Locks::Split => LockScheme::Split,
                 Locks::Coarse => LockScheme::Coarse,
             },
+            lazy: !options.eager,
             audit_every: options.audit_every,
             trace: options.trace,
         };

@@ -331,6 +331,8 @@ pub(crate) struct Model {
     reserving: Cell<u32>,
     /// Addresses that were reserved a short time ago.
     released: RefCell<VecDeque<VirtRange>>,
+    /// What has been given back and may still be reached, as nobody has asked that it may not.
+    retired: RefCell<BTreeMap<u64, Rc<Region>>>,
     /// What was accessed while it can only have been part of such a reservation.
     early: RefCell<Vec<u64>>,
 }
@@ -376,6 +378,11 @@ impl Model {
             .then(|| region.clone())
     }
 
+    /// Whether a reservation is under way.
+    pub(crate) fn is_reserving(&self) -> bool {
+        self.reserving.get() > 0
+    }
+
     /// A reservation begins.
     pub(crate) fn begin_reserve(&self) {
         self.reserving.set(self.reserving.get() + 1);
@@ -406,6 +413,15 @@ impl Model {
             let other = other.range.start().as_u64();
             regions.remove(&other);
         }
+        let mut retired = self.retired.borrow_mut();
+        while let Some((&other, region)) = retired.range(..end).next_back() {
+            if other + region.range.bytes() <= start {
+                break;
+            }
+            // Its addresses have come back.
+            retired.remove(&other);
+        }
+        drop(retired);
         let now = self.tick();
         let segment = Segment {
             protection: Possible::new(attributes.protection.bit(), now),
@@ -440,15 +456,41 @@ impl Model {
         self.released.borrow().get(index).copied()
     }
 
-    /// The release of a region ends.
-    pub(crate) fn end_release(&self, region: &Region) {
+    /// What has been given back until now and may still be reached.
+    pub(crate) fn retired(&self) -> Vec<Rc<Region>> {
+        self.retired.borrow().values().cloned().collect()
+    }
+
+    /// Nobody may reach these any more, which were [`retired`](Self::retired) before.
+    pub(crate) fn end_retired(&self, regions: &[Rc<Region>]) {
+        let mut retired = self.retired.borrow_mut();
+        for region in regions {
+            let start = region.range.start().as_u64();
+            if retired.get(&start).is_some_and(|there| there.id == region.id) {
+                retired.remove(&start);
+            }
+        }
+    }
+
+    fn find_retired(&self, address: u64) -> Option<Rc<Region>> {
+        let retired = self.retired.borrow();
+        let (_, region) = retired.range(..=address).next_back()?;
+        let contains = region.range.contains(VirtAddr::new_truncated(address));
+        contains.then(|| region.clone())
+    }
+
+    /// The release of a region ends, which may still be reached if it is `lazy`.
+    pub(crate) fn end_release(&self, region: &Region, lazy: bool) {
         let mut released = self.released.borrow_mut();
         released.push_front(region.range);
         released.truncate(RELEASED);
         let start = region.range.start().as_u64();
         let mut regions = self.regions.borrow_mut();
-        if regions.get(&start).is_some_and(|there| there.id == region.id) {
-            regions.remove(&start);
+        if regions.get(&start).is_some_and(|there| there.id == region.id)
+            && let Some(region) = regions.remove(&start)
+            && lazy
+        {
+            self.retired.borrow_mut().insert(start, region);
         }
         self.tick();
     }
@@ -524,7 +566,7 @@ impl Model {
         load: impl FnOnce() -> u64,
         store: impl FnOnce(u64),
     ) -> Result<u64, Violation> {
-        let Some(region) = self.find(address) else {
+        let Some(region) = self.find(address).or_else(|| self.find_retired(address)) else {
             let found = load();
             self.early.borrow_mut().push(address);
             check(self.reserving.get() > 0 && found == 0, || {

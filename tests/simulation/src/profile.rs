@@ -13,6 +13,10 @@ pub(crate) enum Choice {
     Stray,
     Reserve,
     Release,
+    Revoke,
+    Drain,
+    Idle,
+    Loop,
     Populate,
     Discard,
     Protect,
@@ -23,7 +27,7 @@ pub(crate) enum Choice {
 }
 
 /// How likely each choice is.
-type Weights = [(Choice, u32); 12];
+type Weights = [(Choice, u32); 16];
 
 const fn weights(accesses: u32, strays: u32, reservations: u32, changes: u32) -> Weights {
     [
@@ -32,6 +36,10 @@ const fn weights(accesses: u32, strays: u32, reservations: u32, changes: u32) ->
         (Choice::Stray, strays),
         (Choice::Reserve, reservations + reservations / 8),
         (Choice::Release, reservations),
+        (Choice::Revoke, reservations / 4),
+        (Choice::Drain, 1),
+        (Choice::Idle, 12),
+        (Choice::Loop, 6),
         (Choice::Populate, changes / 2),
         (Choice::Discard, changes),
         (Choice::Protect, changes),
@@ -64,6 +72,8 @@ pub(crate) struct Profile {
     /// The most points that a core passes in a turn, by how likely that is.
     pub(crate) turns: [(u64, u32); 4],
     sizes: Sizes,
+    /// After how many operations on average a core comes to a safe point: any of these, by core.
+    pub(crate) safe_points: [u64; 4],
     /// How many operations pass on average, when memory is short, before a core gives some back.
     pub(crate) patience: u64,
 }
@@ -75,6 +85,7 @@ const MIXED: Profile = Profile {
     hot_pages: 16,
     turns: [(1, 1), (8, 3), (64, 3), (4096, 1)],
     sizes: Sizes::All,
+    safe_points: [1, 2, 16, 1 << 20],
     patience: 2,
 };
 
@@ -85,6 +96,7 @@ const HOT: Profile = Profile {
     hot_pages: 3,
     turns: [(1, 2), (8, 4), (64, 2), (512, 1)],
     sizes: Sizes::Large,
+    safe_points: [1, 4, 64, 1 << 20],
     patience: 2,
 };
 
@@ -95,6 +107,7 @@ const CHURN: Profile = Profile {
     hot_pages: 8,
     turns: [(1, 1), (8, 4), (64, 2), (512, 1)],
     sizes: Sizes::Few,
+    safe_points: [1, 2, 16, 1 << 20],
     patience: 2,
 };
 
@@ -105,6 +118,7 @@ const LARGE: Profile = Profile {
     hot_pages: 8,
     turns: [(1, 1), (8, 3), (64, 3), (4096, 1)],
     sizes: Sizes::Large,
+    safe_points: [1, 2, 16, 1 << 20],
     patience: 2,
 };
 
@@ -116,6 +130,10 @@ const SCARCE: Profile = Profile {
         (Choice::Stray, 10),
         (Choice::Reserve, 60),
         (Choice::Release, 30),
+        (Choice::Revoke, 8),
+        (Choice::Drain, 1),
+        (Choice::Idle, 12),
+        (Choice::Loop, 6),
         (Choice::Populate, 150),
         (Choice::Discard, 20),
         (Choice::Protect, 60),
@@ -128,6 +146,7 @@ const SCARCE: Profile = Profile {
     hot_pages: 1000,
     turns: [(1, 1), (8, 3), (64, 3), (4096, 1)],
     sizes: Sizes::All,
+    safe_points: [1, 2, 16, 1 << 20],
     patience: 16,
 };
 

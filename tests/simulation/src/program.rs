@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use homenode_mm::{
-    Access, AddressSpace, Attributes, FaultError, FrameAllocator, Machine, OutOfMemory, PageSize, Policy,
-    Protection, RangeError, ReserveError, TlbEngine, VirtAddr, VirtRange,
+    Access, AddressSpace, Attributes, Cause, FaultError, FrameAllocator, Machine, OutOfMemory, PageSize,
+    Policy, Protection, RangeError, ReserveError, SafePoint, TlbEngine, VirtAddr, VirtRange,
 };
 use homenode_topology::{NodeId, PhysAddr};
 
@@ -21,6 +21,9 @@ const WORDS: [u64; 4] = [0, 1032, 2048, 4088];
 
 /// How often an access may fault before something is wrong.
 const MOST_FAULTS: u32 = 100_000;
+
+/// The most bytes of tables that a range leaves behind.
+const TABLES: u64 = 8 << 20;
 
 /// The addresses that reservations come from, a multiple of 512 GiB.
 pub(crate) const PROGRAM_START: u64 = 1 << 39;
@@ -51,6 +54,10 @@ pub(crate) struct Program<'a> {
     /// How many rests there have been with the current one, and how many cores have come to it.
     pub(crate) rest: Cell<u64>,
     pub(crate) resting: Cell<usize>,
+    /// How many cores have come to the current rest, but may still give back what waits.
+    pub(crate) arrived: Cell<usize>,
+    /// Whether everything has been released.
+    pub(crate) is_last_rest: Cell<bool>,
     /// When each core's operation began, in the time of memory.
     pub(crate) began: Vec<Cell<u32>>,
     pub(crate) log: RefCell<Log>,
@@ -63,27 +70,80 @@ pub(crate) struct Program<'a> {
 impl<'a> Program<'a> {
     /// What each core does.
     pub(crate) fn run_core(&self) {
-        self.tlb.set_online(self.hardware);
-        self.hardware.load_root();
+        self.hardware
+            .without_interrupts(|| self.tlb.exit_idle(self.hardware));
         let mut short = false;
         let mut rest = 0;
         loop {
             match self.phase.get() {
-                Phase::Run => short = self.operate(short),
+                Phase::Run => {
+                    short = self.operate(short);
+                    self.enter_kernel();
+                }
                 Phase::Rest => {
                     // A core that was not chosen for long may meet the next rest before it has noticed that this one is over.
                     if rest != self.rest.get() {
                         rest = self.rest.get();
+                        // The last to come gives back what waits.
+                        self.arrived.set(self.arrived.get() + 1);
+                        if self.arrived.get() == self.began.len() {
+                            self.arrived.set(0);
+                            self.drain();
+                        }
                         self.resting.set(self.resting.get() + 1);
                     }
                     self.hardware.relax();
                 }
                 Phase::Release => match self.model.regions().into_iter().find(|region| region.is_idle()) {
-                    Some(region) => self.release(&region),
+                    Some(region) => {
+                        self.release(&region, false);
+                        self.enter_kernel();
+                    }
                     None => self.hardware.relax(),
                 },
                 Phase::End => return,
             }
+        }
+    }
+
+    /// What a core does behind each operation: its alarm if that has gone off and, more or less often, a safe point.
+    fn enter_kernel(&self) {
+        let hardware = self.hardware;
+        if hardware.take_alarm() {
+            self.space.alarm();
+        }
+        let often = self.profile.get().safe_points;
+        if hardware.random.once_in(often[hardware.current() % often.len()]) {
+            let at = hardware.random.pick(&[SafePoint::Kernel, SafePoint::Quiesce]);
+            if self.space.of_cpu(hardware.cpu()).is_behind() {
+                self.tlb.catch_up(hardware, at);
+            }
+        }
+        self.check_pending();
+    }
+
+    /// No more waits than may, but for one batch and the tables that a range has left.
+    fn check_pending(&self) {
+        let cpu = self.hardware.cpu();
+        let node = self.hardware.node();
+        let cores = self.hardware.cores.len();
+        let of_node = (0..cores).filter(|core| self.hardware.node_of_core(*core) == node);
+        let most = self.space.pending_max_bytes(node) / of_node.count() as u64;
+        let batch = (most / 4).min(PageSize::Size2MiB.bytes());
+        // What another core is just giving back, because memory is short, counts until it is free.
+        let mut patience = 20_000;
+        while self.space.pending_bytes(cpu) > most + batch + TABLES
+            && patience > 0
+            && !self.hardware.is_violated()
+        {
+            self.hardware.relax();
+            patience -= 1;
+        }
+        let pending = self.space.pending_bytes(cpu);
+        if pending > most + batch + TABLES {
+            self.violate(format!(
+                "{pending:#x} bytes wait on CPU {cpu}, which may have {most:#x}"
+            ));
         }
     }
 
@@ -98,6 +158,8 @@ impl<'a> Program<'a> {
         }
         match (choice, self.model.count()) {
             (Choice::Stray, _) => return self.stray(),
+            (Choice::Drain, _) => self.drain(),
+            (Choice::Idle, _) => self.idle(),
             (Choice::Reserve, count) if count < profile.regions => self.reserve(),
             (_, 0) => self.reserve(),
             (Choice::Reserve, _) => self.on_region(Choice::Release),
@@ -111,7 +173,7 @@ impl<'a> Program<'a> {
         let random = &self.hardware.random;
         let count = match choice {
             // So that those go that are more than the profile wants.
-            Choice::Release => self.model.count(),
+            Choice::Release | Choice::Revoke => self.model.count(),
             _ => self.model.count().min(self.profile.get().regions),
         };
         let Some(region) = self.model.nth(random.index(count)) else {
@@ -125,14 +187,23 @@ impl<'a> Program<'a> {
         }
         match choice {
             Choice::Compute => self.compute(&region),
-            Choice::Release if region.is_idle() => self.release(&region),
+            Choice::Loop => self.long_loop(&region),
+            Choice::Release if region.is_idle() => self.release(&region, false),
+            Choice::Revoke if region.is_idle() => self.release(&region, true),
             Choice::Populate => self.populate(&region),
             Choice::Discard => self.discard(&region),
             Choice::Protect => self.protect(&region),
             Choice::SetPolicy => self.set_policy(&region),
             Choice::Move => self.move_pages(&region),
             Choice::Visit => self.visit(&region),
-            Choice::Access | Choice::Query | Choice::Release | Choice::Stray | Choice::Reserve => {}
+            Choice::Access
+            | Choice::Query
+            | Choice::Release
+            | Choice::Revoke
+            | Choice::Stray
+            | Choice::Reserve
+            | Choice::Drain
+            | Choice::Idle => {}
         }
     }
 
@@ -301,7 +372,7 @@ impl<'a> Program<'a> {
             let at = VirtAddr::new_truncated(address);
             // As the kernel's page-fault handler does: interrupts go on for what the shortest path can not do.
             let may_be_short = fault == PageFault::NotPresent && policy == Policy::Local;
-            let short = || may_be_short && self.space.fault_at_once(at);
+            let short = || may_be_short && self.space.of_cpu(self.hardware.cpu()).fault_at_once(at);
             if self.hardware.without_interrupts(short) {
                 continue;
             }
@@ -354,7 +425,7 @@ impl<'a> Program<'a> {
         let operation = Operation::Compute(region.range);
         self.begin(operation);
         let addresses: [u64; 4] = std::array::from_fn(|_| self.address_in(region));
-        let length = random.skewed(200);
+        let length = random.skewed(if random.once_in(16) { 4000 } else { 200 });
         self.hardware.without_interrupts(|| {
             for _ in 0..length {
                 if self
@@ -367,6 +438,45 @@ impl<'a> Program<'a> {
             }
         });
         self.end(operation, Outcome::Done);
+    }
+
+    /// Accesses for long, with interrupts but without a page fault or another call.
+    fn long_loop(&self, region: &Rc<Region>) {
+        let random = &self.hardware.random;
+        let operation = Operation::Loop(region.range);
+        self.begin(operation);
+        let addresses: [u64; 8] = std::array::from_fn(|_| self.address_in(region));
+        for _ in 0..random.skewed(4000) {
+            if self.phase.get() != Phase::Run || self.hardware.is_violated() {
+                break;
+            }
+            // What can not be accessed is left out.
+            _ = self.try_access(random.pick(&addresses), random.once_in(2));
+            self.hardware.point();
+        }
+        self.end(operation, Outcome::Done);
+    }
+
+    /// Nothing for a while, as a CPU without a thread does, but for what its alarm is about.
+    fn idle(&self) {
+        let (hardware, random) = (self.hardware, &self.hardware.random);
+        self.begin(Operation::Idle);
+        for _ in 0..random.skewed(8) {
+            hardware.without_interrupts(|| self.tlb.enter_idle(hardware));
+            hardware.set_idle(true);
+            for _ in 0..random.skewed(2000) {
+                if hardware.is_alarm_due() || self.phase.get() != Phase::Run {
+                    break;
+                }
+                hardware.relax();
+            }
+            hardware.set_idle(false);
+            hardware.without_interrupts(|| self.tlb.exit_idle(hardware));
+            if hardware.take_alarm() {
+                self.space.alarm();
+            }
+        }
+        self.end(Operation::Idle, Outcome::Done);
     }
 
     /// A read that the program should not do.
@@ -411,9 +521,14 @@ impl<'a> Program<'a> {
         let operation = Operation::Reserve(bytes, attributes);
         self.begin(operation);
         self.model.begin_reserve();
+        let before = self.hardware.memory.advance();
         let result = self.space.reserve(bytes, attributes);
         let reserved = result.ok().map(|range| (range, attributes));
         self.check(self.model.end_reserve(bytes, reserved));
+        if let Ok(range) = result {
+            let addresses = AddressSpace::<&Hardware>::addresses_of(range);
+            self.check_not_cached(addresses, before, "were handed out");
+        }
         let outcome = match result {
             Ok(range) => Outcome::Reserved(range),
             Err(ReserveError::Range(RangeError::OutOfMemory(error))) => self.out_of_memory(error),
@@ -422,13 +537,50 @@ impl<'a> Program<'a> {
         self.end(operation, outcome);
     }
 
-    fn release(&self, region: &Region) {
-        let operation = Operation::Release(region.range);
+    /// Gives a region back, and so that nobody can reach it on return if it is to be `revoked`.
+    fn release(&self, region: &Region, revoked: bool) {
+        let range = region.range;
+        let operation = match revoked {
+            true => Operation::Revoke(range),
+            false => Operation::Release(range),
+        };
         self.begin(operation);
         self.model.begin_release(region);
-        self.space.release(region.range);
-        self.model.end_release(region);
+        let before = self.hardware.memory.advance();
+        match revoked {
+            true => self.space.revoke(range),
+            false => self.space.release(range),
+        }
+        let lazy = self.space.is_lazy() && !revoked;
+        if !lazy {
+            self.check_not_cached(range, before, "were revoked");
+        }
+        self.model.end_release(region, lazy);
         self.end(operation, Outcome::Done);
+    }
+
+    fn drain(&self) {
+        self.begin(Operation::Drain);
+        let retired = self.model.retired();
+        let quiet = !self.model.is_reserving();
+        let before = self.hardware.memory.advance();
+        self.space.drain(Cause::Drain);
+        // Else it may be new translations that are seen.
+        let checked = if quiet { &retired[..] } else { &[] };
+        for region in checked {
+            self.check_not_cached(region.range, before, "were drained");
+        }
+        self.model.end_retired(&retired);
+        self.end(Operation::Drain, Outcome::Done);
+    }
+
+    /// No core has a translation of these addresses from before that time of memory.
+    fn check_not_cached(&self, addresses: VirtRange, before: u32, what: &str) {
+        if let Some((core, cached)) = self.hardware.cached_before(addresses, before) {
+            self.violate(format!(
+                "the addresses {addresses} {what} while core {core} has {cached:x?}"
+            ));
+        }
     }
 
     fn populate(&self, region: &Region) {

@@ -8,7 +8,7 @@ use homenode_mm::{Attributes, OutOfMemory, Policy, Protection, VirtRange};
 use homenode_topology::NodeId;
 
 use crate::Config;
-use crate::hardware::Counts;
+use crate::hardware::{CAUSES, Counts, SAFE_POINTS};
 
 /// How many of the last entries of the log a failure shows.
 const LOG_ENTRIES: usize = 80;
@@ -24,6 +24,13 @@ pub(crate) enum Operation {
     Stray(u64),
     Reserve(u64, Attributes),
     Release(VirtRange),
+    Revoke(VirtRange),
+    /// All that waits is given back.
+    Drain,
+    /// No program memory is used for a while.
+    Idle,
+    /// A loop of accesses that never enters the kernel.
+    Loop(VirtRange),
     Populate(VirtRange, Option<Policy>),
     Discard(VirtRange),
     Protect(VirtRange, Protection),
@@ -34,7 +41,7 @@ pub(crate) enum Operation {
 }
 
 /// The kinds of operations, in the order of [`Summary::operations`].
-pub(crate) const KINDS: [&str; 13] = [
+pub(crate) const KINDS: [&str; 17] = [
     "read",
     "write",
     "compute",
@@ -48,6 +55,10 @@ pub(crate) const KINDS: [&str; 13] = [
     "move",
     "query",
     "visit",
+    "revoke",
+    "drain",
+    "idle",
+    "loop",
 ];
 
 impl Operation {
@@ -67,6 +78,10 @@ impl Operation {
             Self::Move(..) => 10,
             Self::Query(_) => 11,
             Self::Visit(_) => 12,
+            Self::Revoke(_) => 13,
+            Self::Drain => 14,
+            Self::Idle => 15,
+            Self::Loop(_) => 16,
         }
     }
 }
@@ -80,9 +95,13 @@ impl fmt::Display for Operation {
             Self::Read(address) | Self::Write(address) | Self::Stray(address) | Self::Query(address) => {
                 write!(f, "{kind} {address:#x}")
             }
-            Self::Compute(range) | Self::Release(range) | Self::Discard(range) | Self::Visit(range) => {
-                write!(f, "{kind} {range}")
-            }
+            Self::Compute(range)
+            | Self::Loop(range)
+            | Self::Release(range)
+            | Self::Revoke(range)
+            | Self::Discard(range)
+            | Self::Visit(range) => write!(f, "{kind} {range}"),
+            Self::Drain | Self::Idle => f.write_str(kind),
             Self::Reserve(bytes, attributes) => write!(f, "{kind} {bytes:#x} bytes, {attributes:?}"),
             Self::Populate(range, by) | Self::SetPolicy(range, by) => {
                 write!(f, "{kind} {range}, {}", policy(by))
@@ -208,16 +227,32 @@ impl fmt::Display for Summary {
             flushes_of_pages,
             flushes,
             interrupts,
+            forced,
+            caught_up,
+            ring_overruns,
+            retired,
+            alarms,
             speculations,
             switches,
         } = self.counts;
         write!(
             f,
             "), {} refused, {} out of memory; {faults} faults, {locks} locks ({contended} contended), {splits} splits, {moves} moves \
-             ({not_moved} not moved), {interrupts} IPIs, {flushes} flushes, {flushes_of_pages} flushes of one page; {switches} \
+             ({not_moved} not moved), {flushes} flushes, {flushes_of_pages} flushes of one page; {switches} \
              switches at {} points, {speculations} speculative steps, {} audits",
             self.refused, self.out_of_memory, self.points, self.audits
-        )
+        )?;
+        write!(
+            f,
+            "; {retired} ranges retired, {ring_overruns} ring overruns, {alarms} alarms"
+        )?;
+        for ((_, name), (forced, sent)) in CAUSES.iter().zip(forced.iter().zip(interrupts)) {
+            write!(f, ", {name}: {forced} forced by {sent} IPIs")?;
+        }
+        for ((_, name), count) in SAFE_POINTS.iter().zip(caught_up) {
+            write!(f, ", {count} caught up at {name}")?;
+        }
+        Ok(())
     }
 }
 

@@ -158,8 +158,8 @@ macro_rules! atomic {
                 self.update(|old| old.wrapping_sub(value), ordering)
             }
 
-            /// Changes the value to `new` of it; what it was. Where nothing changes, nothing is stored: loom would let a later
-            /// plain store of another thread come before such a store, as it never does.
+            /// Changes the value to `new` of it; what it was. Where nothing changes and nothing is released, nothing is stored: loom
+            /// would let a later plain store of another thread come before such a store, as it never does.
             fn update(&self, new: impl Fn($integer) -> $integer, ordering: Ordering) -> $integer {
                 let failure = match ordering {
                     Ordering::AcqRel => Ordering::Acquire,
@@ -171,7 +171,11 @@ macro_rules! atomic {
                 let mut old = self
                     .compare_exchange(NONE, NONE, ordering, failure)
                     .unwrap_or_else(|newest| newest);
-                while new(old) != old {
+                let releases = matches!(
+                    ordering,
+                    Ordering::Release | Ordering::AcqRel | Ordering::SeqCst
+                );
+                while releases || new(old) != old {
                     match self.compare_exchange(old, new(old), ordering, failure) {
                         Ok(_) => break,
                         Err(newest) => old = newest,

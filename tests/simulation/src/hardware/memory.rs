@@ -137,6 +137,12 @@ impl Memory {
         self.time.get()
     }
 
+    /// Makes what has been cached until now older than what is cached from now on; the time from now on.
+    pub(crate) fn advance(&self) -> u32 {
+        self.time.set(self.time.get() + 1);
+        self.time.get()
+    }
+
     /// The frame allocator is built: the rest of memory is free.
     pub(crate) fn finish_building(&self) {
         self.building.set(false);

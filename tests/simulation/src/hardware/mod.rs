@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 use corosensei::Yielder;
 use homenode_mm::simulation::{self, FrameEvent};
-use homenode_mm::{Event, Machine, NodeEvent, PageSize, VirtAddr};
+use homenode_mm::{Cause, Event, Machine, NodeEvent, PageSize, SafePoint, VirtAddr, VirtRange};
 use homenode_topology::{CpuId, NodeId, PhysAddr, PhysRange};
 
 use self::memory::{Memory, Violation};
@@ -32,6 +32,9 @@ thread_local! {
 
 /// The most points that an interrupt takes to arrive.
 const MOST_DELAY: u64 = 2000;
+
+/// The simulated time between two points in nanoseconds.
+const POINT_NS: u64 = 100;
 
 /// How many addresses are remembered for speculative walks near them.
 const RECENT: usize = 64;
@@ -49,8 +52,16 @@ pub(crate) struct Core {
     interrupts_off: Cell<bool>,
     /// The core is handling an interrupt.
     handles: Cell<bool>,
-    /// The core has loaded the root of the page table.
+    /// The core has loaded the root of the page table; else one without program memory.
     translates: Cell<bool>,
+    /// Since when nobody may interrupt the core.
+    idle_since_ns: Cell<u64>,
+    /// When the core's alarm goes off.
+    alarm_ns: Cell<Option<u64>>,
+    /// Why the core has last made others drop translations, and when.
+    forces: Cell<(Cause, u64)>,
+    /// How many interrupts have reached the core because of a deadline.
+    deadline_interrupts: Cell<u64>,
     /// The coroutine's way back to the scheduler.
     yielder: Cell<*const Yielder<(), ()>>,
     /// Whether the core has been waiting for others since it was last chosen.
@@ -76,12 +87,48 @@ pub struct Counts {
     pub flushes_of_pages: u64,
     /// Times that a core dropped all its translations.
     pub flushes: u64,
-    /// Interrupts that were sent.
-    pub interrupts: u64,
+    /// Interrupts that were sent, in the order of `CAUSES`.
+    pub interrupts: [u64; CAUSES.len()],
+    /// Times that a core did not wait for others' safe points, likewise.
+    pub forced: [u64; CAUSES.len()],
+    /// Times that a core caught up, in the order of `SAFE_POINTS`.
+    pub caught_up: [u64; SAFE_POINTS.len()],
+    /// Times that a core was too late for a request.
+    pub ring_overruns: u64,
+    /// Ranges that were put aside.
+    pub retired: u64,
+    /// Alarms that went off.
+    pub alarms: u64,
     /// Speculative steps of walks.
     pub speculations: u64,
     /// Times that another core was chosen.
     pub switches: u64,
+}
+
+/// Why cores are interrupted, by name.
+pub(crate) const CAUSES: [(Cause, &str); 7] = [
+    (Cause::Deadline, "deadline"),
+    (Cause::Pending, "pending"),
+    (Cause::Memory, "memory"),
+    (Cause::Drain, "drain"),
+    (Cause::Revoke, "revoke"),
+    (Cause::Change, "change"),
+    (Cause::Off, "off"),
+];
+
+/// Where cores catch up, by name.
+pub(crate) const SAFE_POINTS: [(SafePoint, &str); 5] = [
+    (SafePoint::Interrupt, "interrupt"),
+    (SafePoint::Kernel, "kernel"),
+    (SafePoint::Quiesce, "quiesce"),
+    (SafePoint::Idle, "idle"),
+    (SafePoint::Own, "own"),
+];
+
+fn index_of<T: PartialEq, const N: usize>(all: &[(T, &str); N], item: T) -> usize {
+    all.iter()
+        .position(|(other, _)| *other == item)
+        .expect("all are listed")
 }
 
 /// The machine.
@@ -117,6 +164,10 @@ impl Hardware {
             interrupts_off: Cell::new(false),
             handles: Cell::new(false),
             translates: Cell::new(false),
+            idle_since_ns: Cell::new(u64::MAX),
+            alarm_ns: Cell::new(None),
+            forces: Cell::new((Cause::Off, 0)),
+            deadline_interrupts: Cell::new(0),
             yielder: Cell::new(ptr::null()),
             waits: Cell::new(false),
         };
@@ -162,9 +213,54 @@ impl Hardware {
         self.root.set(root);
     }
 
-    /// The current core loads the root: from now on, it translates addresses, for speculation too.
-    pub(crate) fn load_root(&self) {
-        self.cores[self.current()].translates.set(true);
+    /// The current core is idle, and nobody may interrupt it from now on, or it may be interrupted again.
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        let since_ns = if is_idle { self.now_ns() } else { u64::MAX };
+        self.cores[self.current()].idle_since_ns.set(since_ns);
+    }
+
+    /// Whether the alarm of the current core is due.
+    pub(crate) fn is_alarm_due(&self) -> bool {
+        let alarm = self.cores[self.current()].alarm_ns.get();
+        alarm.is_some_and(|at_ns| at_ns <= self.now_ns())
+    }
+
+    /// Whether the alarm of the current core has gone off, which happens once.
+    pub(crate) fn take_alarm(&self) -> bool {
+        let alarm = &self.cores[self.current()].alarm_ns;
+        let is_due = alarm.get().is_some_and(|at_ns| at_ns <= self.now_ns());
+        if is_due {
+            alarm.set(None);
+            self.counts.borrow_mut().alarms += 1;
+        }
+        is_due
+    }
+
+    /// How many interrupts have reached a core because of a deadline.
+    pub(crate) fn deadline_interrupts(&self, core: usize) -> u64 {
+        self.cores[core].deadline_interrupts.get()
+    }
+
+    /// A translation that a core has cached of an address in `range` since before this time of memory, and the core.
+    pub(crate) fn cached_before(&self, range: VirtRange, time: u32) -> Option<(usize, Translation)> {
+        let (start, end) = (range.start().as_u64(), range.start().as_u64() + range.bytes());
+        let is_old = |cached: &Translation| {
+            cached.since < time && cached.page < end && cached.page + cached.size.bytes() > start
+        };
+        let cores = self.cores.iter().enumerate();
+        cores
+            .filter_map(|(index, core)| Some((index, core.tlb.borrow().translations().find(is_old)?)))
+            .next()
+    }
+
+    /// What a CPU must not have in its hands while these frames are given back: the table that its walk looks at next.
+    fn check_walks(&self, range: PhysRange) -> Result<(), Violation> {
+        let walks = self.cores.iter().filter_map(|core| core.speculation.get());
+        let mut tables = walks.map(|walk| walk.table());
+        match tables.find(|table| range.contains(*table)) {
+            Some(table) => Err(Violation(format!("{range} was freed while a walk is at {table}"))),
+            None => Ok(()),
+        }
     }
 
     /// The root of the page table.
@@ -228,7 +324,7 @@ impl Hardware {
         self.in_core.set(true);
         resume();
         self.in_core.set(false);
-        self.points.set(self.points.get() - u64::from(self.left.get()));
+        self.points.set(self.points.get() - u64::from(self.left.take()));
         self.cores[core].waits.get()
     }
 
@@ -289,6 +385,32 @@ impl Hardware {
         self.cores[core].handles.get()
     }
 
+    fn send_interrupt(&self, cpu: CpuId) {
+        let Some(core) = self.cores.get(cpu.index()) else {
+            return self.violate(Violation(format!(
+                "CPU {cpu} was interrupted, which there is not"
+            )));
+        };
+        let (cause, since_ns) = self.cores[self.current()].forces.get();
+        if core.idle_since_ns.get() < since_ns {
+            self.violate(Violation(format!(
+                "CPU {cpu} was interrupted and has been idle for long"
+            )));
+        }
+        if !core.interrupted.replace(true) {
+            core.delay.set(self.random.skewed(MOST_DELAY) - 1);
+            if cause == Cause::Deadline {
+                core.deadline_interrupts.set(core.deadline_interrupts.get() + 1);
+            }
+        }
+    }
+
+    /// The time after so many choices of a core: it goes on while all wait.
+    fn now_ns_of(&self, switches: u64) -> u64 {
+        let points = self.points.get() - u64::from(self.left.get());
+        (points + switches) * POINT_NS
+    }
+
     fn shorten_turn(&self, most: u32) {
         let left = self.left.get();
         let less = left.min(most);
@@ -324,6 +446,10 @@ impl Hardware {
         access: impl FnOnce(&AtomicU64, PhysAddr) -> R,
     ) -> Result<R, PageFault> {
         let core = &self.cores[self.current()];
+        if !core.translates.get() {
+            self.violate(Violation(format!("{address:#x} is accessed by an idle core")));
+            return Err(PageFault::Violation);
+        }
         self.recent.borrow_mut()[self.random.index(RECENT)] = address;
         let found = core.tlb.borrow().lookup(address, &self.random);
         let translation = match found {
@@ -492,7 +618,10 @@ fn frame_hook(range: PhysRange, event: FrameEvent) {
     let hardware = unsafe { &*running };
     let result = match event {
         FrameEvent::Allocated => hardware.memory.allocated(range),
-        FrameEvent::Freed => hardware.memory.freed(range),
+        FrameEvent::Freed => hardware
+            .memory
+            .freed(range)
+            .and_then(|()| hardware.check_walks(range)),
     };
     if let Err(violation) = result {
         hardware.violate(violation);
@@ -560,22 +689,42 @@ unsafe impl Machine for Hardware {
 
     fn invalidate_all(&self) {
         self.point();
-        self.flush(self.current(), true);
+        self.flush(self.current(), false);
     }
 
-    fn interrupt(&self, cpu: CpuId) {
+    fn load_idle_root(&self) {
         self.point();
-        self.counts.borrow_mut().interrupts += 1;
-        match self.cores.get(cpu.index()) {
-            Some(core) if core.interrupted.get() => {}
-            Some(core) => {
-                core.interrupted.set(true);
-                core.delay.set(self.random.skewed(MOST_DELAY) - 1);
-            }
-            None => self.violate(Violation(format!(
-                "CPU {cpu} was interrupted, which there is not"
-            ))),
+        let core = &self.cores[self.current()];
+        self.flush(self.current(), false);
+        core.translates.set(false);
+        if let Some(cached) = core.tlb.borrow().translations().next() {
+            self.violate(Violation(format!("an idle core still has {cached:x?}")));
         }
+    }
+
+    fn load_program_root(&self) {
+        self.point();
+        self.flush(self.current(), false);
+        self.cores[self.current()].translates.set(true);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now_ns_of(self.counts.borrow().switches)
+    }
+
+    fn set_alarm(&self, at_ns: u64) {
+        self.cores[self.current()].alarm_ns.set(Some(at_ns));
+    }
+
+    fn interrupt(&self, cpus: impl Iterator<Item = CpuId>) {
+        self.point();
+        if self.random.once_in(2) {
+            return cpus.for_each(|cpu| self.send_interrupt(cpu));
+        }
+        // All at once, when all are known.
+        let cpus: Vec<CpuId> = cpus.collect();
+        self.point();
+        cpus.into_iter().for_each(|cpu| self.send_interrupt(cpu));
     }
 
     fn relax(&self) {
@@ -597,7 +746,16 @@ unsafe impl Machine for Hardware {
             Event::NotMoved => &mut counts.not_moved,
             Event::FlushOne => &mut counts.flushes_of_pages,
             Event::FlushAll => &mut counts.flushes,
-            Event::RemoteFlush | Event::RemoteFlushReceived => return,
+            Event::RemoteFlush => return,
+            Event::Forced(cause) => {
+                let core = &self.cores[self.current()];
+                core.forces.set((cause, self.now_ns_of(counts.switches)));
+                &mut counts.forced[index_of(&CAUSES, cause)]
+            }
+            Event::InterruptsSent(cause) => &mut counts.interrupts[index_of(&CAUSES, cause)],
+            Event::CaughtUp(at) => &mut counts.caught_up[index_of(&SAFE_POINTS, at)],
+            Event::RingOverrun => &mut counts.ring_overruns,
+            Event::Retired => &mut counts.retired,
         } += n;
     }
 

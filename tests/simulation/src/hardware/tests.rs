@@ -22,7 +22,7 @@ impl Bench {
     fn new() -> Self {
         let hardware = Hardware::new(1, 1, 1, 64 << 20);
         hardware.memory.finish_building();
-        hardware.load_root();
+        hardware.load_program_root();
         let mut bench = Self {
             hardware,
             next: Cell::new(2 << 20),

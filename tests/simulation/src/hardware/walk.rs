@@ -113,6 +113,11 @@ impl Walk {
         }
     }
 
+    /// The table that is looked at next.
+    pub(crate) const fn table(&self) -> PhysAddr {
+        self.table
+    }
+
     /// Reads an entry, marks it accessed (and dirty), and caches what it says; `dropped` is told what goes from the caches for it.
     pub(crate) fn step(
         &mut self,

@@ -38,7 +38,8 @@ pub struct Retirement {
     pub lazy: bool,
     /// How long CPUs have to drop their translations by themselves, in nanoseconds.
     pub deadline_ns: u64,
-    /// By node: how many bytes its CPUs may have waiting. Nodes that are not named have none.
+    /// By node: how many bytes its CPUs may have waiting. Nodes that are not named have none. Page tables that ranges leave empty may
+    /// come on top until something else is given back.
     pub pending_max_bytes: Vec<u64>,
 }
 
@@ -194,6 +195,16 @@ impl RetireQueues {
                 .collect(),
             nodes: (0..nodes).map(node_queue).map(CachePadded::new).collect(),
             advanced_ns: CachePadded::new(AtomicU64::new(0)),
+        }
+    }
+}
+
+#[cfg(loom)]
+impl RetireQueues {
+    /// Watches the queues, and what protects them.
+    pub(super) fn watch(&self) {
+        for of in &self.queues {
+            of.queue.watch();
         }
     }
 }
@@ -413,12 +424,13 @@ impl<M: Machine> AddressSpace<'_, M> {
         });
         self.tlb.catch_up(machine, SafePoint::Own);
         self.reclaim_passed(own);
-        if node.sealed_bytes.load(Ordering::Relaxed) > node.sealed_max_bytes() {
-            // The others' batches are passed with it, whose CPUs may not come to look at them.
-            let generation = self.tlb.retire();
-            self.tlb.complete(machine, generation, Cause::Pending);
+        if node.sealed_bytes.load(Ordering::Relaxed) > node.sealed_max_bytes()
+            && let Some(newest) = own.queue.with(machine, |queue| queue.newest())
+        {
+            self.tlb.complete(machine, newest, Cause::Pending);
+            // So are the other CPUs' batches of the time, which these may not come to look at soon.
             let of_node = self.retired.queues.iter().filter(|of| of.node == own.node);
-            of_node.for_each(|of| self.reclaim_batches(of, generation));
+            of_node.for_each(|of| self.reclaim_batches(of, newest));
         }
     }
 
@@ -522,30 +534,25 @@ impl<M: Machine> AddressSpace<'_, M> {
         });
         self.tlb.catch_up(machine, SafePoint::Own);
         self.reclaim_passed(own);
-        // All that anybody has given back until now is passed together, so that nobody else has to interrupt for that.
-        let generation = self.tlb.retire();
-        let is_due = own.queue.with(machine, |queue| {
-            let is_due = |batch: &Batch| matches!(batch.told, Told::Due { at_ns } if at_ns <= now_ns);
-            if !queue.sealed.front().is_some_and(is_due) {
-                return false;
-            }
-            let all = queue.sealed.iter_mut().chain(&mut queue.open);
-            all.filter(|batch| batch.generation <= generation)
-                .for_each(|batch| batch.told = Told::Forced);
-            true
+        let due = own.queue.with(machine, |queue| {
+            let is_due = |batch: &&mut Batch| matches!(batch.told, Told::Due { at_ns } if at_ns <= now_ns);
+            let due = queue.sealed.iter_mut().take_while(is_due);
+            due.map(|batch| {
+                batch.told = Told::Forced;
+                batch.generation
+            })
+            .last()
         });
-        if is_due {
-            self.tlb.force(machine, generation, Cause::Deadline);
-            let answered = (0..ANSWER_POLLS).any(|_| {
-                let passed = self.tlb.has_passed(generation);
-                if !passed {
-                    machine.relax();
+        if let Some(due) = due {
+            // Those that are interrupted pass all that anybody has given back until now, so that nobody else has to interrupt them for that.
+            self.tlb.force(machine, due, self.tlb.retire(), Cause::Deadline);
+            for _ in 0..ANSWER_POLLS {
+                if self.tlb.has_passed(due) {
+                    break;
                 }
-                passed
-            });
-            if answered {
-                self.reclaim_batches(own, generation);
+                machine.relax();
             }
+            self.reclaim_passed(own);
         }
         own.queue.with(machine, |queue| {
             if let Some(at_ns) = queue.next_alarm_ns(deadline_ns).filter(|_| !queue.alarm) {

@@ -3,7 +3,7 @@
 use homenode_topology::PhysAddr;
 
 use super::AddressSpace;
-use crate::addr::VirtAddr;
+use crate::addr::{VirtAddr, VirtRange};
 use crate::frame::Frame;
 use crate::machine::Machine;
 use crate::size::{PageSize, Size4KiB};
@@ -46,6 +46,17 @@ impl<M: Machine> AddressSpace<'_, M> {
         for (index, entry) in (0..).zip(self.table(table.start())) {
             entry.store(value(index));
         }
+    }
+
+    /// Watches the CPUs' queues of what has been given back.
+    pub fn watch_queues(&self) {
+        self.retired.watch();
+    }
+
+    /// Takes all pages of `range` away, and leaves nothing of it reserved; its addresses stay the caller's.
+    pub fn clear(&self, range: VirtRange) {
+        self.discard(range).expect("no page has to be divided");
+        self.unmark_reserved(range);
     }
 
     /// The frame of the page at `address`, as the page walker of a CPU finds it: with no regard to anybody.

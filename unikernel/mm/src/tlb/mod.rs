@@ -291,21 +291,27 @@ impl TlbEngine {
     /// Returns when every CPU has dropped what was unmapped before `generation` was given out. Interrupts must be on, no lock held,
     /// and no walk going on.
     pub fn complete<M: Machine>(&self, machine: &M, generation: Generation, cause: Cause) {
-        self.force(machine, generation, cause);
+        self.force(machine, generation, generation, cause);
         while !self.has_passed(generation) {
             machine.relax();
         }
     }
 
-    /// Interrupts the CPUs that have not passed `generation` and are not interrupted for it already, and catches up meanwhile. As
-    /// for [`complete`](Self::complete).
-    pub(crate) fn force<M: Machine>(&self, machine: &M, generation: Generation, cause: Cause) {
+    /// Interrupts the CPUs that have not passed `behind`, so that they pass `newest`, which is not older, and catches up meanwhile. As for
+    /// [`complete`](Self::complete).
+    pub(crate) fn force<M: Machine>(
+        &self,
+        machine: &M,
+        behind: Generation,
+        newest: Generation,
+        cause: Cause,
+    ) {
         let this = machine.cpu();
-        self.epoch.fetch_max(generation.0, Ordering::SeqCst);
+        self.epoch.fetch_max(newest.0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         machine.count(Event::Forced(cause), 1);
         self.interrupt(machine, cause, |cpu, shown| {
-            cpu != this && shown.published.load(Ordering::Acquire) < generation.0
+            cpu != this && shown.published.load(Ordering::Acquire) < behind.0
         });
         self.catch_up(machine, SafePoint::Own);
     }

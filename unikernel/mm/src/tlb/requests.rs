@@ -11,8 +11,8 @@ use crate::addr::VirtAddr;
 use crate::atomic::{AtomicU64, Ordering, fence};
 use crate::machine::{Event, Machine};
 
-/// How many requests the ring holds: few in loom's models, so that these overtake it.
-const SLOTS: u64 = if cfg!(loom) { 2 } else { 64 };
+/// How many requests the ring holds: one in loom's models, so that any two overtake it.
+const SLOTS: u64 = if cfg!(loom) { 1 } else { 64 };
 
 /// Pages of one size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

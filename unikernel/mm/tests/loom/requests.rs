@@ -3,14 +3,14 @@
 use std::array;
 
 use homenode_mm::{Machine, SafePoint, TlbEngine, VirtAddr, model};
-use homenode_topology::{NodeId, PhysAddr};
+use homenode_topology::{CpuId, NodeId, PhysAddr};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cores::{Cores, as_cpu, lend, on_cpu};
 
 /// One more than the ring holds in loom's models.
-const PAGES: usize = 3;
+const PAGES: usize = 2;
 
 /// A page: its entry, 0 or where its frame begins, and the frame.
 struct Page {
@@ -80,6 +80,15 @@ impl Pages {
         self.engine.invalidate_page(&self.cores, address(page));
         self.pages[page].frame.with_mut(|_| ());
     }
+
+    /// The running CPU takes a page away, and uses its frame for something else if CPU 2 has answered.
+    fn take_away_if_answered(&self, page: usize) {
+        self.pages[page].entry.store(0, Ordering::Relaxed);
+        let request = self.engine.request(address(page));
+        if self.engine.has_answered(CpuId(2), request) {
+            self.pages[page].frame.with_mut(|_| ());
+        }
+    }
 }
 
 #[test]
@@ -131,48 +140,36 @@ fn who_becomes_idle_is_not_waited_for() {
     });
 }
 
-/// Two CPUs ask at once, and a third one may answer both by one interrupt.
+/// Two CPUs ask at once, and take each other's place in the ring while a third one reads it.
 #[test]
-fn two_who_ask_at_once_are_both_answered() {
-    model::check(1, || {
+fn who_finds_a_request_overtaken_drops_everything() {
+    model::check(3, || {
         pages(3, &[2], |pages| {
-            pages.engine.watch_asked();
             let user = on_cpu(2, || {
-                pages.access(0);
-                pages.access(1);
-                pages.cores.compute_until_done(3);
+                pages.engine.catch_up(&pages.cores, SafePoint::Kernel);
+                (0..PAGES).for_each(|page| pages.access(page));
             });
-            let other = on_cpu(1, || {
-                pages.take_away(1);
-                pages.cores.compute_until_done(0);
-            });
-            pages.take_away(0);
-            pages.cores.compute_until_done(0);
+            let other = on_cpu(1, || pages.take_away_if_answered(1));
+            pages.take_away_if_answered(0);
             other.join().unwrap();
             user.join().unwrap();
         });
     });
 }
 
-/// Requests take each other's places while a third CPU reads them.
+/// One CPU's request may be answered by the interrupt that another one has sent.
 #[test]
-fn who_finds_a_request_overtaken_drops_everything() {
+fn two_who_ask_at_once_are_both_answered() {
     model::check(1, || {
-        pages(3, &[2], |pages| {
-            let user = on_cpu(2, || {
-                pages.engine.catch_up(&pages.cores, SafePoint::Kernel);
-                (0..PAGES).for_each(|page| pages.access(page));
-                pages.cores.compute_until_done(3);
-            });
+        pages(2, &[0, 1], |pages| {
+            pages.engine.watch_asked();
             let other = on_cpu(1, || {
                 pages.take_away(1);
-                pages.cores.compute_until_done(0);
+                pages.cores.compute_until_done(2);
             });
             pages.take_away(0);
-            pages.take_away(2);
-            pages.cores.compute_until_done(0);
+            pages.cores.compute_until_done(2);
             other.join().unwrap();
-            user.join().unwrap();
         });
     });
 }

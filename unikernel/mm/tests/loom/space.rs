@@ -1,8 +1,8 @@
 //! Program memory: locks of page-table pages, the check for stray ones, and their reuse, on the real thing.
 
 use homenode_mm::{
-    Access, AddressSpace, Attributes, FrameAllocator, LockScheme, PageSize, PageState, Policy, Protection,
-    Purpose, Retirement, Size4KiB, TlbEngine, VirtAddr, VirtRange, model,
+    Access, AddressSpace, Attributes, Cause, FrameAllocator, LockScheme, PageSize, PageState, Policy,
+    Protection, Purpose, Retirement, Size4KiB, TlbEngine, VirtAddr, VirtRange, model,
 };
 use homenode_topology::{NodeId, PhysAddr};
 use loom::cell::UnsafeCell;
@@ -97,8 +97,7 @@ impl World {
     }
 
     fn release(&self, page: u64) {
-        // The addresses are the world's, and more pages than this one.
-        self.space.release_from(self.page(page), self.page(page));
+        self.space.clear(self.page(page));
     }
 
     fn frame(&self, page: u64) -> PhysAddr {
@@ -115,6 +114,7 @@ impl World {
         }
         if engine {
             self.engine.watch();
+            self.engine.watch_requests();
         }
     }
 
@@ -235,6 +235,28 @@ fn a_frame_is_reused_after_all_have_dropped_it() {
         other.join().unwrap();
         // The tables.
         3
+    });
+}
+
+/// One CPU gives ranges back, which wait in its queue, while another one drains all queues: each frame is given back once, and used
+/// otherwise after nobody reaches it.
+#[test]
+fn a_queue_is_drained_while_its_cpu_uses_it() {
+    check_with(1, LockScheme::Split, true, |world| {
+        let released = world.space.reserve(PAGE, ATTRIBUTES).unwrap();
+        let at = released.start();
+        world.space.fault(at, Access::Write, Policy::Local).unwrap();
+        let frame = world.space.walk_as_cpu(at).unwrap();
+        world.engine.watch();
+        world.space.watch_queues();
+        let other = on_cpu(1, || world.space.drain(Cause::Drain));
+        world.space.release(released);
+        let drained = world.space.drain(Cause::Drain);
+        assert!(other.join().unwrap() | drained);
+        world.contents[(frame.0 / PAGE) as usize].with_mut(|_| ());
+        // Tables that the other one has left empty.
+        world.space.drain(Cause::Drain);
+        0
     });
 }
 
