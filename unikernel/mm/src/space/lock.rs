@@ -53,6 +53,15 @@ impl<M: Machine> AddressSpace<'_, M> {
         locked
     }
 
+    /// Whether a table that [`descend_near`](Self::descend_near) has found has been taken out of the tree: what it says is not true then.
+    pub(super) fn is_gone(&self, found: &FoundTable<'_>) -> bool {
+        let is_gone = found.metadata.lock().is_stray();
+        if is_gone {
+            self.of_cpu(self.machine().cpu()).forget();
+        }
+        is_gone
+    }
+
     #[inline(always)]
     fn lock_with<'s>(&'s self, table: PhysAddr, metadata: &'s FrameMetadata) -> Option<LockedTable<'s>> {
         let lock = self.lock_of(metadata);

@@ -121,7 +121,11 @@ impl<M: Machine> AddressSpace<'_, M> {
         let found = self.descend_near(address)?;
         let level = found.level;
         if self.table(found.table)[level.index(address)].load() == EntryValue::EMPTY {
-            return super::next_entry(address, level);
+            return if self.is_gone(&found) {
+                Some(address)
+            } else {
+                super::next_entry(address, level)
+            };
         }
         let indices = level.entries_within(address, range);
         debug_assert!(!indices.is_empty(), "{range} is part of a larger reservation");
@@ -197,10 +201,13 @@ impl<M: Machine> AddressSpace<'_, M> {
             Level::Pdpt => self.free_retiring(entries, level, PageSize::Size1GiB, freeing),
             Level::Pml4 => Passed::default(),
         };
-        let unused = self.lock_found(&found).is_some_and(|locked| {
-            locked.add_used(-passed.emptied);
-            locked.is_unused()
-        });
+        let Some(locked) = self.lock_found(&found) else {
+            // Then nothing in it was retiring, and there is another one in its place.
+            return (Some(address), level, false);
+        };
+        locked.add_used(-passed.emptied);
+        let unused = locked.is_unused();
+        drop(locked);
         // An entry that is only partly in the range is one of nothing.
         let next = super::entries_behind(address, level, passed.entries.max(1));
         (next, level, unused)

@@ -23,7 +23,7 @@ use homenode_topology::{CpuId, NodeId, PhysAddr};
 
 use super::AddressSpace;
 use crate::addr::{VirtAddr, VirtRange};
-use crate::atomic::{AtomicU64, Ordering};
+use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::frames::RetiredFrames;
 use crate::frames::lock::Lock;
 use crate::machine::{Event, Machine};
@@ -142,6 +142,8 @@ struct CpuQueue {
     batch_bytes: u64,
     /// How many bytes wait, those included that are being reclaimed. Changed under the lock of the queue, and read without.
     pending_bytes: AtomicU64,
+    /// How many batches are being reclaimed, by whatever CPU.
+    reclaiming: AtomicU32,
     queue: Lock<Queue>,
 }
 
@@ -171,6 +173,7 @@ impl RetireQueues {
                 node,
                 batch_bytes: BATCH_BYTES.min(share),
                 pending_bytes: AtomicU64::new(0),
+                reclaiming: AtomicU32::new(0),
                 queue: Lock::new(Queue {
                     open: None,
                     sealed: VecDeque::new(),
@@ -467,7 +470,14 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// Reclaims the batches of a queue up to this generation, which all CPUs have passed.
     fn reclaim_batches(&self, of: &CpuQueue, passed: Generation) {
         let machine = self.machine();
-        while let Some(mut batch) = of.queue.with(machine, |queue| queue.take(passed)) {
+        let take = || {
+            of.queue.with(machine, |queue| {
+                let batch = queue.take(passed)?;
+                of.reclaiming.fetch_add(1, Ordering::Relaxed);
+                Some(batch)
+            })
+        };
+        while let Some(mut batch) = take() {
             let mut freeing = self.frames.freeing();
             for retired in &batch.ranges {
                 self.reclaim(retired, &mut freeing);
@@ -486,6 +496,8 @@ impl<M: Machine> AddressSpace<'_, M> {
                     queue.spare.push(batch.ranges);
                 }
             });
+            // Release: who sees this finds all of the batch free.
+            of.reclaiming.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -591,15 +603,23 @@ impl<M: Machine> AddressSpace<'_, M> {
                 last.or(queue.newest())
             })
         };
-        let Some(newest) = self.retired.queues.iter().filter_map(newest).max() else {
-            return false;
-        };
-        if !self.tlb.has_passed(newest) {
-            self.tlb.complete(machine, newest, cause);
+        let newest = self.retired.queues.iter().filter_map(newest).max();
+        if let Some(newest) = newest {
+            if !self.tlb.has_passed(newest) {
+                self.tlb.complete(machine, newest, cause);
+            }
+            for of in &self.retired.queues {
+                self.reclaim_batches(of, newest);
+            }
         }
+        // What other CPUs are at is no longer in their queues.
+        let mut any = newest.is_some();
         for of in &self.retired.queues {
-            self.reclaim_batches(of, newest);
+            while of.reclaiming.load(Ordering::Acquire) != 0 {
+                any = true;
+                machine.relax();
+            }
         }
-        true
+        any
     }
 }

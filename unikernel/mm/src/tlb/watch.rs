@@ -62,7 +62,7 @@ impl TlbEngine {
     /// Interrupts the CPUs that have not passed what has been unmapped so far, and does not wait for them; which generation that is.
     pub fn force_without_waiting<M: Machine>(&self, machine: &M) -> Generation {
         let generation = self.retire();
-        self.force(machine, generation, Cause::Drain);
+        self.force(machine, generation, generation, Cause::Drain);
         generation
     }
 

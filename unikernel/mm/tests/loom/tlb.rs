@@ -239,6 +239,7 @@ fn a_cpu_that_was_idle_reaches_nothing_of_what_was_retired_meanwhile() {
             let other = on_cpu(1, || {
                 page.access();
                 page.engine.enter_idle(&page.cores);
+                page.access();
                 page.engine.exit_idle(&page.cores);
                 page.access();
             });
