@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread_local;
 
 use loom::cell::UnsafeCell;
-pub(crate) use loom::sync::atomic::fence;
 use loom::thread::{Builder, JoinHandle};
 
 use crate::atomic::Ordering;
@@ -52,6 +51,16 @@ pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 pub fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     let thread = Builder::new().stack_size(STACK_WORDS).spawn(work);
     thread.expect("loom's threads need nothing that could be missing")
+}
+
+loom::lazy_static! {
+    static ref FENCES: loom::sync::atomic::AtomicU64 = loom::sync::atomic::AtomicU64::new(0);
+}
+
+/// A fence at which threads are switched: at loom's own they are not, so that it would miss orders of fences.
+pub(crate) fn fence(ordering: Ordering) {
+    FENCES.fetch_add(1, Ordering::Relaxed);
+    loom::sync::atomic::fence(ordering);
 }
 
 fn forget() {

@@ -599,8 +599,10 @@ impl<M: Machine> AddressSpace<'_, M> {
         let machine = self.machine();
         let newest = |of: &CachePadded<CpuQueue>| {
             of.queue.with(machine, |queue| {
-                let last = queue.open.as_ref().map(|batch| batch.generation);
-                last.or(queue.newest())
+                // Else what is put aside meanwhile, such as tables, could take the open batch to a newer generation.
+                queue.seal(self.node_queue(of));
+                let open = queue.open.as_ref().map(|batch| batch.generation);
+                open.or(queue.newest())
             })
         };
         let newest = self.retired.queues.iter().filter_map(newest).max();

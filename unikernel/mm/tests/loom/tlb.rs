@@ -164,7 +164,7 @@ fn who_catches_up_unasked_drops_what_was_retired_before() {
 /// Two CPUs look at a third one's node, and one of them may rely on what the other has found.
 #[test]
 fn what_one_has_found_of_a_node_serves_the_others() {
-    model::check(3, || {
+    model::check(5, || {
         one_page(&[0, 1, 0], &[1], |page| {
             let user = on_cpu(1, || {
                 page.access();
@@ -182,7 +182,7 @@ fn what_one_has_found_of_a_node_serves_the_others() {
 /// As before, but the third CPU comes back from idleness, and the one that takes the page away is on the same node.
 #[test]
 fn who_was_seen_idle_has_come_no_further_than_the_epoch_was() {
-    model::check(4, || {
+    model::check(3, || {
         one_page(&[0, 0, 1], &[1], |page| {
             let user = on_cpu(0, || {
                 page.engine.exit_idle(&page.cores);
@@ -199,7 +199,7 @@ fn who_was_seen_idle_has_come_no_further_than_the_epoch_was() {
 /// As before, but nobody else is on the third CPU's node.
 #[test]
 fn a_node_whose_cpus_were_seen_idle_has_come_no_further_than_the_epoch_was() {
-    model::check(4, || {
+    model::check(3, || {
         one_page(&[0, 1, 0], &[], |page| {
             let user = on_cpu(1, || {
                 page.engine.exit_idle(&page.cores);
