@@ -8,7 +8,7 @@ use homenode_mm::{
     Access, AddressSpace, Attributes, Cause, FaultError, FrameAllocator, Machine, OutOfMemory, PageSize,
     Policy, Protection, RangeError, ReserveError, SafePoint, TlbEngine, VirtAddr, VirtRange,
 };
-use homenode_topology::{NodeId, PhysAddr};
+use homenode_topology::{CpuId, NodeId, PhysAddr};
 
 use crate::hardware::memory::{FRAME, Violation};
 use crate::hardware::{Hardware, PageFault};
@@ -21,6 +21,9 @@ const WORDS: [u64; 4] = [0, 1032, 2048, 4088];
 
 /// How often an access may fault before something is wrong.
 const MOST_FAULTS: u32 = 100_000;
+
+/// How often a core waits for another one before something is wrong.
+const MOST_RELAXES: u32 = 20_000;
 
 /// The most bytes of tables that a range leaves behind.
 const TABLES: u64 = 8 << 20;
@@ -89,6 +92,7 @@ impl<'a> Program<'a> {
                         if self.arrived.get() == self.began.len() {
                             self.arrived.set(0);
                             self.drain();
+                            self.check_nothing_waits();
                         }
                         self.resting.set(self.resting.get() + 1);
                     }
@@ -122,27 +126,26 @@ impl<'a> Program<'a> {
         self.check_pending();
     }
 
-    /// No more waits than may, but for one batch and the tables that a range has left.
+    /// On the CPUs of the current core's node, no more waits than may, but for one batch and the tables that a range has left.
     fn check_pending(&self) {
-        let cpu = self.hardware.cpu();
-        let node = self.hardware.node();
-        let cores = self.hardware.cores.len();
-        let of_node = (0..cores).filter(|core| self.hardware.node_of_core(*core) == node);
-        let most = self.space.pending_max_bytes(node) / of_node.count() as u64;
-        let batch = (most / 4).min(PageSize::Size2MiB.bytes());
-        // What another core is just giving back, because memory is short, counts until it is free.
-        let mut patience = 20_000;
-        while self.space.pending_bytes(cpu) > most + batch + TABLES
-            && patience > 0
-            && !self.hardware.is_violated()
-        {
-            self.hardware.relax();
+        let (hardware, node) = (self.hardware, self.hardware.node());
+        let of_node = |core: &usize| hardware.node_of_core(*core) == node;
+        let pending = || {
+            let cores = (0..hardware.cores.len()).filter(of_node);
+            let bytes = cores.map(|core| self.space.pending_bytes(CpuId::from(core)));
+            bytes.sum::<u64>()
+        };
+        let most = self.space.pending_max_bytes(node) + PageSize::Size2MiB.bytes() + TABLES;
+        // What another core is giving back right now counts until that is done.
+        let mut patience = MOST_RELAXES;
+        while pending() > most && patience > 0 && !hardware.is_violated() {
+            hardware.relax();
             patience -= 1;
         }
-        let pending = self.space.pending_bytes(cpu);
-        if pending > most + batch + TABLES {
+        if patience == 0 {
             self.violate(format!(
-                "{pending:#x} bytes wait on CPU {cpu}, which may have {most:#x}"
+                "{:#x} bytes wait on node {node}, and no more than {most:#x} may",
+                pending()
             ));
         }
     }
@@ -572,6 +575,15 @@ impl<'a> Program<'a> {
         }
         self.model.end_retired(&retired);
         self.end(Operation::Drain, Outcome::Done);
+    }
+
+    /// After a drain, all other cores being at rest.
+    fn check_nothing_waits(&self) {
+        let cpus = (0..self.hardware.cores.len()).map(CpuId::from);
+        let bytes: u64 = cpus.map(|cpu| self.space.pending_bytes(cpu)).sum();
+        if bytes > 0 {
+            self.violate(format!("{bytes:#x} bytes wait after a drain"));
+        }
     }
 
     /// No core has a translation of these addresses from before that time of memory.

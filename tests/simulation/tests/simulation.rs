@@ -41,6 +41,21 @@ fn one_lock_for_all_tables() {
 }
 
 #[test]
+fn nothing_waits() {
+    let summary = check(&Config {
+        lazy: false,
+        ..shape(10, 4, 4)
+    });
+    assert_eq!(summary.counts.retired, 0, "{summary}");
+}
+
+#[test]
+fn so_many_cores_that_requests_overtake_each_other() {
+    let summary = check(&shape(11, 96, 4));
+    assert!(summary.counts.ring_overruns > 0, "{summary}");
+}
+
+#[test]
 fn little_memory() {
     let summary = check(&Config {
         node_bytes: 16 << 20,
@@ -70,7 +85,9 @@ fn a_run_does_everything() {
         counts.contended,
         counts.splits,
         counts.moves,
-        counts.interrupts,
+        counts.interrupts.iter().sum(),
+        counts.alarms,
+        counts.retired,
         counts.flushes,
         counts.speculations,
     ] {

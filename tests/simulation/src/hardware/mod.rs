@@ -58,10 +58,8 @@ pub(crate) struct Core {
     idle_since_ns: Cell<u64>,
     /// When the core's alarm goes off.
     alarm_ns: Cell<Option<u64>>,
-    /// Why the core has last made others drop translations, and when.
-    forces: Cell<(Cause, u64)>,
-    /// How many interrupts have reached the core because of a deadline.
-    deadline_interrupts: Cell<u64>,
+    /// When the core has last made others drop translations.
+    forces_ns: Cell<u64>,
     /// The coroutine's way back to the scheduler.
     yielder: Cell<*const Yielder<(), ()>>,
     /// Whether the core has been waiting for others since it was last chosen.
@@ -166,8 +164,7 @@ impl Hardware {
             translates: Cell::new(false),
             idle_since_ns: Cell::new(u64::MAX),
             alarm_ns: Cell::new(None),
-            forces: Cell::new((Cause::Off, 0)),
-            deadline_interrupts: Cell::new(0),
+            forces_ns: Cell::new(0),
             yielder: Cell::new(ptr::null()),
             waits: Cell::new(false),
         };
@@ -234,11 +231,6 @@ impl Hardware {
             self.counts.borrow_mut().alarms += 1;
         }
         is_due
-    }
-
-    /// How many interrupts have reached a core because of a deadline.
-    pub(crate) fn deadline_interrupts(&self, core: usize) -> u64 {
-        self.cores[core].deadline_interrupts.get()
     }
 
     /// A translation that a core has cached of an address in `range` since before this time of memory, and the core.
@@ -391,7 +383,7 @@ impl Hardware {
                 "CPU {cpu} was interrupted, which there is not"
             )));
         };
-        let (cause, since_ns) = self.cores[self.current()].forces.get();
+        let since_ns = self.cores[self.current()].forces_ns.get();
         if core.idle_since_ns.get() < since_ns {
             self.violate(Violation(format!(
                 "CPU {cpu} was interrupted and has been idle for long"
@@ -399,9 +391,6 @@ impl Hardware {
         }
         if !core.interrupted.replace(true) {
             core.delay.set(self.random.skewed(MOST_DELAY) - 1);
-            if cause == Cause::Deadline {
-                core.deadline_interrupts.set(core.deadline_interrupts.get() + 1);
-            }
         }
     }
 
@@ -749,7 +738,7 @@ unsafe impl Machine for Hardware {
             Event::RemoteFlush => return,
             Event::Forced(cause) => {
                 let core = &self.cores[self.current()];
-                core.forces.set((cause, self.now_ns_of(counts.switches)));
+                core.forces_ns.set(self.now_ns_of(counts.switches));
                 &mut counts.forced[index_of(&CAUSES, cause)]
             }
             Event::InterruptsSent(cause) => &mut counts.interrupts[index_of(&CAUSES, cause)],

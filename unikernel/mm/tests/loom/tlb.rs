@@ -79,10 +79,19 @@ impl OnePage {
 
     /// The running CPU takes the page away, lets others know, and uses its frame for something else if they have all passed.
     fn take_away_lazily(&self) {
+        self.take_away_between(|| {});
+    }
+
+    /// As [`take_away_lazily`](Self::take_away_lazily), by a CPU that is active.
+    fn take_away_and_catch_up(&self) {
+        self.take_away_between(|| self.catch_up());
+    }
+
+    fn take_away_between(&self, meanwhile: impl FnOnce()) {
         self.entry.store(0, Ordering::Relaxed);
         let generation = self.engine.retire();
         self.engine.advance(generation);
-        self.catch_up();
+        meanwhile();
         if self.engine.has_passed(generation) {
             self.reuse();
         }
@@ -129,7 +138,7 @@ fn a_frame_is_reused_after_all_cpus_have_been_at_a_safe_point() {
                 page.catch_up();
                 page.access();
             });
-            page.take_away_lazily();
+            page.take_away_and_catch_up();
             other.join().unwrap();
         });
     });
@@ -169,7 +178,6 @@ fn what_one_has_found_of_a_node_serves_the_others() {
             let user = on_cpu(1, || {
                 page.access();
                 page.catch_up();
-                page.access();
             });
             let looking = on_cpu(2, || page.look());
             page.take_away_lazily();
@@ -189,7 +197,7 @@ fn who_was_seen_idle_has_come_no_further_than_the_epoch_was() {
                 page.access();
             });
             let looking = on_cpu(2, || page.look());
-            as_cpu(1, || page.take_away_lazily());
+            as_cpu(1, || page.take_away_and_catch_up());
             looking.join().unwrap();
             user.join().unwrap();
         });
@@ -243,7 +251,7 @@ fn a_cpu_that_was_idle_reaches_nothing_of_what_was_retired_meanwhile() {
                 page.engine.exit_idle(&page.cores);
                 page.access();
             });
-            page.take_away_lazily();
+            page.take_away_and_catch_up();
             other.join().unwrap();
         });
     });
