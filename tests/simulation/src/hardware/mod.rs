@@ -497,11 +497,11 @@ impl Hardware {
         core.speculation.set(None);
     }
 
-    /// Drops what a core has cached; global translations survive if not `global_too`, as when CR3 is loaded.
-    fn flush(&self, core: usize, global_too: bool) {
+    /// Drops what a core has cached but global translations, as when CR3 is loaded.
+    fn flush(&self, core: usize) {
         let core = &self.cores[core];
         let mut tlb = core.tlb.borrow_mut();
-        tlb.drop_all_translations(global_too, |old| self.dropped(old));
+        tlb.drop_all_translations(|old| self.dropped(old));
         tlb.drop_tables(|old| self.dropped(old));
         core.speculation.set(None);
     }
@@ -519,7 +519,7 @@ impl Hardware {
             return;
         }
         if self.random.once_in(1000) {
-            return self.flush(index, false);
+            return self.flush(index);
         }
         let mut tlb = core.tlb.borrow_mut();
         if self.random.once_in(16) {
@@ -678,13 +678,13 @@ unsafe impl Machine for Hardware {
 
     fn invalidate_all(&self) {
         self.point();
-        self.flush(self.current(), false);
+        self.flush(self.current());
     }
 
     fn load_idle_root(&self) {
         self.point();
         let core = &self.cores[self.current()];
-        self.flush(self.current(), false);
+        self.flush(self.current());
         core.translates.set(false);
         if let Some(cached) = core.tlb.borrow().translations().next() {
             self.violate(Violation(format!("an idle core still has {cached:x?}")));
@@ -693,7 +693,7 @@ unsafe impl Machine for Hardware {
 
     fn load_program_root(&self) {
         self.point();
-        self.flush(self.current(), false);
+        self.flush(self.current());
         self.cores[self.current()].translates.set(true);
     }
 

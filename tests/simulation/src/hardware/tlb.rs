@@ -179,10 +179,10 @@ impl Tlb {
             .for_each(|entry| dropped(entry.into()));
     }
 
-    /// Drops all translations but the global ones, or those too.
-    pub(crate) fn drop_all_translations(&mut self, global_too: bool, mut dropped: impl FnMut(Dropped)) {
+    /// Drops all translations but the global ones.
+    pub(crate) fn drop_all_translations(&mut self, mut dropped: impl FnMut(Dropped)) {
         for slot in self.translations.iter_mut().flatten() {
-            if let Some(translation) = slot.take_if(|translation| global_too || !translation.global) {
+            if let Some(translation) = slot.take_if(|translation| !translation.global) {
                 dropped(translation.into());
             }
         }

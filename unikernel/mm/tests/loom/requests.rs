@@ -36,6 +36,11 @@ const fn frame(page: usize) -> u64 {
     (page as u64 + 0x10) << 12
 }
 
+/// The entry of a page that may only be read.
+const fn read_only(page: usize) -> u64 {
+    frame(page) | 1
+}
+
 /// Lends such a machine to `work`, with so many CPUs, of which those that are `active` have translations of all pages.
 fn pages(cpus: usize, active: &[u32], work: impl FnOnce(&'static Pages)) {
     let pages = Pages {
@@ -74,6 +79,35 @@ impl Pages {
         }
     }
 
+    /// The running CPU writes to a page, if it may: a translation that forbids it may be old, so that the fault looks at the entry.
+    fn write(&self, page: usize) {
+        let entry = || self.pages[page].entry.load(Ordering::Acquire);
+        let walk = || {
+            self.cores.cache(address(page), Some(PhysAddr(entry())));
+        };
+        if self.cores.translation(address(page)).is_none() {
+            walk();
+        }
+        if self.cores.translation(address(page)) == Some(PhysAddr(read_only(page))) {
+            if entry() == read_only(page) {
+                return;
+            }
+            self.cores.invalidate_page(address(page));
+            walk();
+        }
+        if self.cores.translation(address(page)) == Some(PhysAddr(frame(page))) {
+            self.pages[page].frame.with_mut(|_| ());
+        }
+    }
+
+    /// The running CPU makes a page read-only, relies on that, and lets it be written to again, of which it tells nobody.
+    fn read_undisturbed(&self, page: usize) {
+        self.pages[page].entry.store(read_only(page), Ordering::Release);
+        self.engine.invalidate_page(&self.cores, address(page));
+        self.pages[page].frame.with(|_| ());
+        self.pages[page].entry.store(frame(page), Ordering::Release);
+    }
+
     /// The running CPU takes a page away, and uses its frame for something else.
     fn take_away(&self, page: usize) {
         self.pages[page].entry.store(0, Ordering::Relaxed);
@@ -104,6 +138,24 @@ fn a_page_is_changed_after_all_cpus_have_dropped_it() {
             pages.take_away(0);
             pages.cores.compute_until_done(1);
             other.join().unwrap();
+        });
+    });
+}
+
+/// Rights that are given without a flush come with a fault, those that are taken away are gone on return: in between nobody writes.
+#[test]
+fn a_page_is_written_to_only_before_and_after_it_is_read_only() {
+    model::check(4, || {
+        pages(2, &[1], |pages| {
+            let writer = on_cpu(1, || {
+                pages.write(0);
+                pages.cores.relax();
+                pages.write(0);
+                pages.cores.compute_until_done(2);
+            });
+            pages.read_undisturbed(0);
+            pages.cores.compute_until_done(1);
+            writer.join().unwrap();
         });
     });
 }
