@@ -1,9 +1,9 @@
 //! Small benchmarks of what a parallel program asks of its kernel: memory, threads, synchronisation.
 //!
 //! Each benchmark does some work to warm up, then puts a [phase marker](homenode::phase) on either side of the measured work, and
-//! prints `phase NN NAME ops=K cpus=C`. An instruction counter outside of the machine does the rest. A clock there is only to say how
-//! long other CPUs have computed, since how often they are interrupted depends on it. A phase ends when all that its operations have
-//! begun is done: threads have ended, memory is given back, and no CPU can reach it any more.
+//! prints `phase NN NAME ops=K cpus=C`. An instruction counter outside of the machine does the rest. A clock there is only to say
+//! how long other CPUs have computed, since how often they are interrupted depends on it. A phase ends when all that its operations
+//! have begun is done: threads have ended, memory is given back, and no CPU can reach it any more.
 //!
 //! The same source runs on the bare machine and on Linux.
 #![cfg_attr(not(feature = "hosted"), no_std)]

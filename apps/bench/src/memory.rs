@@ -236,8 +236,8 @@ const GRID_ROUNDS: usize = 10;
 /// The stack that a thread needs that does little, in bytes.
 pub(crate) const SMALL_STACK_BYTES: usize = 32 << 10;
 
-/// `pages` pages are touched, then `threads` threads read one word of each, again and again. An operation is a thread, with its share
-/// of the pages.
+/// `pages` pages are touched, then `threads` threads read one word of each, again and again. An operation is a thread, with its
+/// share of the pages.
 fn grid_of<const NUMBER: u8>(phase: Phase<NUMBER>, pages: usize, threads: usize) -> Result<(), Failure> {
     let work = |pages: usize, threads: usize| -> Result<(), Failure> {
         let mut region = Region::<u64>::new(pages * HUGE_PAGE_WORDS, Policy::Local)?;

@@ -1,5 +1,5 @@
-//! A phase with what its kernel counted meanwhile, which no counter outside of the machine sees: interrupts, locks of page tables and
-//! flushes of the TLB.
+//! A phase with what its kernel counted meanwhile, which no counter outside of the machine sees: interrupts, locks of page tables
+//! and flushes of the TLB.
 
 use core::time::Duration;
 
@@ -81,8 +81,8 @@ impl<const NUMBER: u8> Measured<NUMBER> {
         }
     }
 
-    /// Like [`announce`](Self::announce), of a phase whose operations one thread did while others computed, so that `threads` CPUs were
-    /// busy: prints how many computed, and for how long: `beside NN computing=C microseconds=U`.
+    /// Like [`announce`](Self::announce), of a phase whose operations one thread did while others computed, so that `threads` CPUs
+    /// were busy: prints how many computed, and for how long: `beside NN computing=C microseconds=U`.
     pub(crate) fn announce_beside(self, operations: usize, threads: usize) {
         let microseconds = self.lasted.as_micros();
         self.announce(operations, threads);

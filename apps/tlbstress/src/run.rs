@@ -170,8 +170,8 @@ fn work(stage: &Stage, plan: Plan, number: usize) {
     Worker::new(stage, plan, number).work();
 }
 
-/// Sleeps until all threads have started. An idle CPU drops its translations, also those of the heap's 2 MiB pages from the start of the
-/// thread, so that none of them are left when the threads begin.
+/// Sleeps until all threads have started. An idle CPU drops its translations, also those of the heap's 2 MiB pages from the start
+/// of the thread, so that none of them are left when the threads begin.
 fn wait_for_all(stage: &Stage, plan: Plan) {
     loop {
         thread::sleep(PAUSE);

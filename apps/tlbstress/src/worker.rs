@@ -10,7 +10,8 @@ use crate::random::Random;
 use crate::stage::{Operation, Stage, Stop};
 use crate::tag::Stamp;
 
-/// How long a thread computes at most without entering the kernel: longer than the default `tlb.deadline`, so that it is interrupted.
+/// How long a thread computes at most without entering the kernel: longer than the default `tlb.deadline`, so that it is
+/// interrupted.
 const LONGEST_COMPUTATION_US: usize = 15_000;
 /// How long a courier stays out of the kernel at most.
 const LONGEST_ERRAND_US: usize = 60_000;
@@ -20,8 +21,8 @@ const COURIERS: usize = 4;
 const LONGEST_SLEEP_US: usize = 2_000;
 /// How many numbers are computed between two looks at the clock and the tags.
 const STEPS: u64 = 1_000;
-/// How long spells of all operations and quiet ones are, by turns. In a quiet one nobody does what interrupts other CPUs at once, so that
-/// they keep translations for as long as the deadline lets them.
+/// How long spells of all operations and quiet ones are, by turns. In a quiet one nobody does what interrupts other CPUs at once,
+/// so that they keep translations for as long as the deadline lets them.
 const SPELL_MS: u128 = 200;
 /// After so many threads a region is given back at last.
 const MOST_HOPS: u32 = 5;
@@ -68,8 +69,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Checks, tags and passes on what comes, for long and without ever entering the kernel; then sleeps. A CPU that does no more than this
-    /// has given nothing back, and so drops no translations before others interrupt it.
+    /// Checks, tags and passes on what comes, for long and without ever entering the kernel; then sleeps. A CPU that does no more
+    /// than this has given nothing back, and so drops no translations before others interrupt it.
     fn errand(&mut self) -> Result<(), Stop> {
         let time = Duration::from_micros(self.random.below(LONGEST_ERRAND_US) as u64);
         let start = Instant::now();
@@ -225,8 +226,8 @@ impl<'a> Worker<'a> {
         kept.map_or(Ok(()), |parcel| self.open(parcel))
     }
 
-    /// Checks a region that has come, tags it and passes it on, without entering the kernel. Returns it if nobody has room for it, or if
-    /// it has been tagged anew this often.
+    /// Checks a region that has come, tags it and passes it on, without entering the kernel. Returns it if nobody has room for it,
+    /// or if it has been tagged anew this often.
     fn pass_on(&mut self, most_hops: u32) -> Result<Option<Parcel>, Stop> {
         let Some(mut parcel) = self.stage.mailbox(self.thread).take() else {
             return Ok(None);

@@ -110,8 +110,8 @@ impl Beside {
     }
 }
 
-/// What the system's own kernel counted in a phase besides: `counters NN NAME=K...`, as the locks of page tables that it took, and the
-/// flushes of the TLB. A phase may have several such lines.
+/// What the system's own kernel counted in a phase besides: `counters NN NAME=K...`, as the locks of page tables that it took, and
+/// the flushes of the TLB. A phase may have several such lines.
 fn parse_counters(line: &str) -> Option<(u8, BTreeMap<String, u64>)> {
     let mut words = line.trim_end().strip_prefix("counters ")?.split(' ');
     let number = words.next()?.parse().ok()?;
@@ -185,8 +185,8 @@ pub struct MemoryCounts {
 }
 
 impl MemoryCounts {
-    /// Stores of the kernel to cache lines that another CPU wrote last. Its zeroing and copying of pages is left out: that a frame was
-    /// another CPU's before says nothing of what the kernel shares.
+    /// Stores of the kernel to cache lines that another CPU wrote last. Its zeroing and copying of pages is left out: that a frame
+    /// was another CPU's before says nothing of what the kernel shares.
     pub fn kernel_shared_line_writes(&self) -> u64 {
         self.by_code.kernel.shared_line_writes
     }
@@ -296,8 +296,8 @@ impl Phase {
         count as f64 / self.operations as f64
     }
 
-    /// How often the whole phase interrupted a CPU that computed beside it for a flush of the TLB, on average. The thread that does the
-    /// operations is taken to have asked for all flushes and to have got no such interrupt itself.
+    /// How often the whole phase interrupted a CPU that computed beside it for a flush of the TLB, on average. The thread that does
+    /// the operations is taken to have asked for all flushes and to have got no such interrupt itself.
     pub fn flushes_per_computing_cpu(&self) -> Option<f64> {
         let Beside { computing, .. } = self.beside.filter(|beside| beside.computing > 0)?;
         Some(self.interrupts?.flush as f64 / f64::from(computing))

@@ -158,8 +158,8 @@ pub(crate) fn tlb(_: &mut Args) -> ExitCode {
     passed("tlb")
 }
 
-/// To be run with a short deadline: a CPU that computes is interrupted once per deadline at most, and not at all when nobody gives back
-/// anything.
+/// To be run with a short deadline: a CPU that computes is interrupted once per deadline at most, and not at all when nobody gives
+/// back anything.
 pub(crate) fn tlb_deadline(_: &mut Args) -> ExitCode {
     const DEADLINE: Duration = Duration::from_millis(50);
     while_others(core::hint::spin_loop, |others| {

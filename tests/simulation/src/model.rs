@@ -686,8 +686,8 @@ impl Model {
         })
     }
 
-    /// All cores are at rest: checks what is in memory, by `look`, which says whether an address has a page, whether it is writable,
-    /// its node, and the word there.
+    /// All cores are at rest: checks what is in memory, by `look`, which says whether an address has a page, whether it is
+    /// writable, its node, and the word there.
     pub(crate) fn audit(&self, look: impl Fn(u64) -> Result<Option<Seen>, Violation>) -> Checked {
         let early = self.early.borrow().first().copied();
         check(early.is_none(), || {

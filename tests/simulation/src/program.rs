@@ -626,7 +626,8 @@ impl<'a> Program<'a> {
         self.end(operation, outcome);
     }
 
-    /// In the instant in which a call returns during which no other was about the region: checks the physical address of some pages.
+    /// In the instant in which a call returns during which no other was about the region: checks the physical address of some
+    /// pages.
     fn check_pages(
         &self,
         region: &Region,

@@ -40,8 +40,8 @@ pub(crate) fn run(program: &Program<'_>, config: &Config) -> Result<u64, String>
     let result = take_turns(program, config, &mut cores);
     for core in &mut cores {
         if !core.done() {
-            // SAFETY: the core is never resumed, and nobody looks for what is on its stack any more. Unwinding it would run code of the
-            // memory manager in a state that is known to be wrong.
+            // SAFETY: the core is never resumed, and nobody looks for what is on its stack any more. Unwinding it would run code of
+            // the memory manager in a state that is known to be wrong.
             unsafe { core.force_reset() };
         }
     }

@@ -37,8 +37,8 @@
 //! | `thread_local_base()` | bare machine only: the calling thread's block of thread-local values |
 //!
 //! Ranges that a program gives are not empty, begin and end at multiples of 4 KiB and lie in one reservation. A node that is named
-//! exists, except in the policy of `populate`. `discard`, `protect` and `set_policy` fail where a page or an entry has to be divided and
-//! there is no memory to note that in.
+//! exists, except in the policy of `populate`. `discard`, `protect` and `set_policy` fail where a page or an entry has to be
+//! divided and there is no memory to note that in.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -18,8 +18,8 @@
 //! }
 //! ```
 //!
-//! The API is written once, on top of one of two lower halves with the same functions (`contract.rs` says which): the bare machine, or,
-//! with the feature `hosted`, Linux, so that the same program can be developed and compared there.
+//! The API is written once, on top of one of two lower halves with the same functions (`contract.rs` says which): the bare machine,
+//! or, with the feature `hosted`, Linux, so that the same program can be developed and compared there.
 #![cfg_attr(not(feature = "hosted"), no_std)]
 
 extern crate alloc;

@@ -1,7 +1,7 @@
 //! Memory whose pages lie on chosen nodes.
 //!
-//! A [`Region`] is a slice of numbers (or of anything else for which zero is a value), zero at first. Addresses cost nothing: each page
-//! gets its memory when it is first touched, from the node that the region's [`Policy`] says, the toucher's own unless it says
+//! A [`Region`] is a slice of numbers (or of anything else for which zero is a value), zero at first. Addresses cost nothing: each
+//! page gets its memory when it is first touched, from the node that the region's [`Policy`] says, the toucher's own unless it says
 //! otherwise. So the thread that will work on a part had best be the first to write to it.
 //!
 //! When there is no memory for a page that is touched, the program ends with a report that names node, size and policy. A program
@@ -11,8 +11,8 @@
 //! [`Pages`] are a reservation without a type: bytes, of which the program also says what may be done with them, and which it can
 //! give back in part.
 //!
-//! Memory that is dropped is free once no CPU has translations of it, which may be a little later ([`tlb`](crate::tlb)). Whoever has
-//! to be sure at once that no pointer reaches it calls [`Region::revoke`] or [`Pages::revoke`].
+//! Memory that is dropped is free once no CPU has translations of it, which may be a little later ([`tlb`](crate::tlb)). Whoever
+//! has to be sure at once that no pointer reaches it calls [`Region::revoke`] or [`Pages::revoke`].
 //!
 //! ```
 //! use homenode::mem::{Policy, Region, Reservation};
@@ -52,7 +52,8 @@ use crate::sys;
 /// What a reservation is to be like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where pages come from; `None` is the policy of the thread that touches them first ([`thread::policy`](crate::thread::policy)).
+    /// Where pages come from; `None` is the policy of the thread that touches them first
+    /// ([`thread::policy`](crate::thread::policy)).
     pub policy: Option<Policy>,
     /// The largest page to use. Smaller ones are used where the reservation is too small, where parts of a page are treated
     /// differently, and where no block of memory is as large. Linux gives no pages of 1 GiB to an ordinary program, and so 2 MiB.
@@ -169,8 +170,8 @@ fn existing_node(node: NodeId) -> Result<NodeId, RegionError> {
     }
 }
 
-/// How the kernel locks page-table pages: `split`, each by a lock of its own, or `coarse`, all by one (`ptlock=coarse` on the kernel's
-/// command line). On Linux: `linux`.
+/// How the kernel locks page-table pages: `split`, each by a lock of its own, or `coarse`, all by one (`ptlock=coarse` on the
+/// kernel's command line). On Linux: `linux`.
 #[must_use]
 pub fn page_table_locks() -> &'static str {
     sys::page_table_locks()

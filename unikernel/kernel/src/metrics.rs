@@ -49,7 +49,8 @@ impl Counter {
 
 /// A counter of this program, as a `&'static Counter`: `counter!(NAME, HELP)`.
 ///
-/// The name is of letters, digits and underscores, ends in `_total`, and is shown as `homenode_app_NAME`. A wrong one does not compile.
+/// The name is of letters, digits and underscores, ends in `_total`, and is shown as `homenode_app_NAME`. A wrong one does not
+/// compile.
 ///
 /// ```
 /// use homenode::metrics::counter;

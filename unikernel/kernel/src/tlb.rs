@@ -2,12 +2,12 @@
 //!
 //! A CPU keeps translations of program memory, and so could reach what has been given back. Memory therefore waits until all CPUs
 //! have dropped theirs. They do so by themselves at *safe points*: at the end of each call into the kernel and of each page fault,
-//! at the barriers of [`sync`](crate::sync), and where the program calls [`quiesce`]. Only a CPU that comes to none of these for the
-//! time of `tlb.deadline` (10 ms) is interrupted, once per deadline at most. So giving memory back costs the same on any number of
-//! CPUs.
+//! at the barriers of [`sync`](crate::sync), and where the program calls [`quiesce`]. Only a CPU that comes to none of these for
+//! the time of `tlb.deadline` (10 ms) is interrupted, once per deadline at most. So giving memory back costs the same on any number
+//! of CPUs.
 //!
-//! Dropping a [`Region`](crate::mem::Region) or [`Pages`](crate::mem::Pages) is lazy in this way. Until the memory is free, a pointer
-//! that somebody has kept may still reach it. After [`Region::revoke`](crate::mem::Region::revoke) and
+//! Dropping a [`Region`](crate::mem::Region) or [`Pages`](crate::mem::Pages) is lazy in this way. Until the memory is free, a
+//! pointer that somebody has kept may still reach it. After [`Region::revoke`](crate::mem::Region::revoke) and
 //! [`Pages::revoke`](crate::mem::Pages::revoke) it never does: they interrupt the CPUs that are behind, and wait for them.
 //!
 //! On Linux these functions do nothing: there, memory does not wait.

@@ -106,8 +106,8 @@ pub unsafe trait Machine: Send + Sync {
     /// Drops all of the running CPU's cached translations of program memory.
     fn invalidate_all(&self);
 
-    /// Drops all of the running CPU's cached translations of program memory, and lets it have no new ones: not even the CPU's own page
-    /// walker finds any.
+    /// Drops all of the running CPU's cached translations of program memory, and lets it have no new ones: not even the CPU's own
+    /// page walker finds any.
     fn load_idle_root(&self);
 
     /// Drops all of the running CPU's cached translations of program memory, and lets it have new ones.
@@ -119,8 +119,8 @@ pub unsafe trait Machine: Send + Sync {
     /// The time since some moment, in nanoseconds, the same on all CPUs.
     fn now_ns(&self) -> u64;
 
-    /// Lets the running CPU call [`AddressSpace::alarm`](crate::AddressSpace::alarm) once, soon after the time `at_ns`: no earlier alarm of
-    /// this CPU is left.
+    /// Lets the running CPU call [`AddressSpace::alarm`](crate::AddressSpace::alarm) once, soon after the time `at_ns`: no earlier
+    /// alarm of this CPU is left.
     fn set_alarm(&self, at_ns: u64);
 
     /// Called again and again while the running CPU waits for another one. Interrupts may be handled meanwhile.

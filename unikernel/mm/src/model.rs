@@ -167,8 +167,8 @@ macro_rules! atomic {
                 self.update(|old| old.wrapping_sub(value), ordering)
             }
 
-            /// Changes the value to `new` of it; what it was. Where nothing changes and nothing is released, nothing is stored: loom
-            /// would let a later plain store of another thread come before such a store, as it never does.
+            /// Changes the value to `new` of it; what it was. Where nothing changes and nothing is released, nothing is stored:
+            /// loom would let a later plain store of another thread come before such a store, as it never does.
             fn update(&self, new: impl Fn($integer) -> $integer, ordering: Ordering) -> $integer {
                 let failure = match ordering {
                     Ordering::AcqRel => Ordering::Acquire,

@@ -6,8 +6,8 @@ use serde_json::Value;
 /// What the heap's first page of 2 MiB takes; threads do not use it while they work.
 const HEAP_BYTES: u64 = 2 << 20;
 
-/// On more CPUs than emulators have threads to spare, so that CPUs are behind for long. Pages of 2 MiB would let the emulator drop more
-/// than it is asked to, and so hide errors.
+/// On more CPUs than emulators have threads to spare, so that CPUs are behind for long. Pages of 2 MiB would let the emulator drop
+/// more than it is asked to, and so hide errors.
 #[test]
 fn no_cpu_keeps_a_translation_too_long_on_16_cpus() {
     let guest = Boot::application("tlbstress")

@@ -256,7 +256,8 @@ impl Memory {
             self.update(index, |frame| frame.content = Content::Written);
         }
         let word = self.pointer(address.align_down(8)).cast::<u64>();
-        // SAFETY: the word lies in the mapping, is aligned, and is accessed by atomics and by `zero` and `copy` in this thread only.
+        // SAFETY: the word lies in the mapping, is aligned, and is accessed by atomics and by `zero` and `copy` in this thread
+        // only.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
     }
 

@@ -624,8 +624,8 @@ unsafe impl Sync for Hardware {}
 // SAFETY: as above.
 unsafe impl Send for Hardware {}
 
-// SAFETY: `memory` gives pointers into one mapping that lives as long as the machine; the caches are only caches; and the cores have
-// different numbers and are all that runs.
+// SAFETY: `memory` gives pointers into one mapping that lives as long as the machine; the caches are only caches; and the cores
+// have different numbers and are all that runs.
 unsafe impl Machine for Hardware {
     fn memory(&self, range: PhysRange) -> NonNull<u8> {
         match self.memory.reach(range) {

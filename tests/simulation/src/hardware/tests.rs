@@ -204,8 +204,8 @@ fn a_write_needs_the_permission_of_every_level() {
     }
 }
 
-/// Replaces the page table of [`PAGE`] without a flush, and finds a page by an address that no translation exists for. True if the core
-/// has used the old table.
+/// Replaces the page table of [`PAGE`] without a flush, and finds a page by an address that no translation exists for. True if the
+/// core has used the old table.
 fn uses_an_old_table(bench: &Bench) -> bool {
     let frames = [bench.frame(FRAME), bench.frame(FRAME)];
     bench.set(0, PAGE, frames[0].0 | TABLE);

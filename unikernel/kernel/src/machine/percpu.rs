@@ -191,8 +191,8 @@ pub(crate) unsafe fn install_boot_cpu() {
 #[inline(always)]
 pub(crate) fn this_cpu() -> &'static PerCpu {
     let this: *const PerCpu;
-    // SAFETY: GS points at this CPU's data from the first Rust code on; its first word is its own address, and never changes while a
-    // thread runs, since threads stay on their CPUs.
+    // SAFETY: GS points at this CPU's data from the first Rust code on; its first word is its own address, and never changes while
+    // a thread runs, since threads stay on their CPUs.
     unsafe {
         core::arch::asm!("mov {}, gs:[0]", out(reg) this, options(nostack, pure, nomem, preserves_flags));
         &*this

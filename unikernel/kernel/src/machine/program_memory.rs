@@ -242,9 +242,9 @@ fn retry_fault(address: VirtAddr, access: Access, error: FaultError) -> Result<(
 /// How far an emulated `VINSERTF128` reads too far.
 const WIDE_READ_BYTES: u64 = 16;
 
-/// Makes the page at `address` readable if it is the first one behind a reservation, the read goes no further than a correct program's
-/// can, and QEMU emulates the CPU: up to version 10 at least, it reads 32 bytes for the 16 of a `VINSERTF128` from memory, and so
-/// faults at the end of correct programs' buffers.
+/// Makes the page at `address` readable if it is the first one behind a reservation, the read goes no further than a correct
+/// program's can, and QEMU emulates the CPU: up to version 10 at least, it reads 32 bytes for the 16 of a `VINSERTF128` from
+/// memory, and so faults at the end of correct programs' buffers.
 fn tolerate_wide_read(address: VirtAddr) -> bool {
     let page = address.align_down(Size4KiB::BYTES);
     let before = VirtAddr::new(page.as_u64() - 1);

@@ -421,8 +421,8 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -
         let cpu = this_cpu();
         let thread = cpu.current().expect("a thread runs");
         interrupts::without_interrupts(|| announce_wait(cpu, thread, word as usize, deadline_ns));
-        // Read again now that wakers can find the thread: whoever changed the word before did not. It may fault, so no lock is held.
-        // SAFETY: the caller's reference lives until this returns.
+        // Read again now that wakers can find the thread: whoever changed the word before did not. It may fault, so no lock is
+        // held. SAFETY: the caller's reference lives until this returns.
         let changed = unsafe { (*word).load(Ordering::SeqCst) } != expected;
         interrupts::without_interrupts(|| {
             let withdrawn = changed && withdraw_wait(thread, word as usize);
@@ -543,8 +543,8 @@ pub(crate) fn expire_timers(cpu: &'static PerCpu) {
     arm_timer(cpu);
 }
 
-/// Arms this CPU's timer for the earliest deadline, the housekeeping tick and the memory manager's alarm included; without one it stays
-/// off.
+/// Arms this CPU's timer for the earliest deadline, the housekeeping tick and the memory manager's alarm included; without one it
+/// stays off.
 pub(crate) fn arm_timer(cpu: &'static PerCpu) {
     let first = cpu
         .timers

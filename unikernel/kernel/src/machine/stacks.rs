@@ -211,8 +211,8 @@ struct StackMemory {
 static PROGRAM_STACK_POOL: SpinMutex<Vec<StackMemory>> = SpinMutex::new(Vec::new());
 
 impl StackMemory {
-    /// `bytes` bytes of stack on `node`, and the guard below it. The pages at the top that hold the thread's own block have memory, the
-    /// others get it when they are touched.
+    /// `bytes` bytes of stack on `node`, and the guard below it. The pages at the top that hold the thread's own block have memory,
+    /// the others get it when they are touched.
     fn new(node: NodeId, bytes: u64) -> Result<Self, OutOfMemory> {
         let start = program_memory::reserve_above_guard(PROGRAM_STACK_GUARD_BYTES, bytes, PROGRAM_STACK);
         let start = start.map_err(|_| memory::no_table_frame(node))?;
@@ -237,15 +237,16 @@ impl StackMemory {
     }
 }
 
-/// Frees the memory that is kept for future threads, and what waits for CPUs to drop translations; whether there was any. Inside the gate.
+/// Frees the memory that is kept for future threads, and what waits for CPUs to drop translations; whether there was any. Inside
+/// the gate.
 pub(crate) fn free_unused() -> bool {
     let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
     unused.into_iter().for_each(StackMemory::release);
     program_memory::free_retired()
 }
 
-/// Takes memory by `take`; if there is none, gives back what is kept for future threads and what waits for CPUs to drop translations, and
-/// tries again. Inside the gate.
+/// Takes memory by `take`; if there is none, gives back what is kept for future threads and what waits for CPUs to drop
+/// translations, and tries again. Inside the gate.
 ///
 /// # Errors
 /// What `take` says the last time.

@@ -17,12 +17,12 @@ pub(super) const GRANULE_BYTES: usize = PageSize::Size4KiB.bytes() as usize;
 
 const HUGE_PAGE_BYTES: usize = PageSize::Size2MiB.bytes() as usize;
 
-/// A reservation: a range of addresses that belongs to the program, and the memory that has come behind it. Both are given back when
-/// this is dropped.
+/// A reservation: a range of addresses that belongs to the program, and the memory that has come behind it. Both are given back
+/// when this is dropped.
 ///
-/// The memory is zero at first. A page of it comes when it is first touched, or with [`populate`](Self::populate). An access that the
-/// [`Protection`] does not allow, or beyond the end, ends the program with a report; so does a first touch for which there is no
-/// memory where the policy allows it.
+/// The memory is zero at first. A page of it comes when it is first touched, or with [`populate`](Self::populate). An access that
+/// the [`Protection`] does not allow, or beyond the end, ends the program with a report; so does a first touch for which there is
+/// no memory where the policy allows it.
 ///
 /// Ranges are in bytes from the start, and multiples of 4 KiB. All functions may be called from many threads at once, and while
 /// other threads use the memory.
@@ -66,8 +66,8 @@ impl Pages {
     /// Reserves `bytes` bytes, rounded up to a multiple of 4 KiB. None of them has memory yet.
     ///
     /// # Errors
-    /// If the address space has no such range, if there is no memory to note it in, or if the policy names a node that the machine does
-    /// not have.
+    /// If the address space has no such range, if there is no memory to note it in, or if the policy names a node that the machine
+    /// does not have.
     pub fn reserve(bytes: usize, options: Options) -> Result<Self, RegionError> {
         options.policy.map_or(Ok(()), check)?;
         let rounded = bytes
@@ -163,8 +163,8 @@ impl Pages {
         unsafe { sys::protect(start, bytes, protection) }
     }
 
-    /// Says where pages of the range come from that come later; `None` leaves it to the thread that touches them. Pages that are there
-    /// stay where they are.
+    /// Says where pages of the range come from that come later; `None` leaves it to the thread that touches them. Pages that are
+    /// there stay where they are.
     ///
     /// # Errors
     /// If there is no memory to note it in; then a first part of the range has the new policy.

@@ -106,8 +106,8 @@ impl<T: FromZeros> Region<T> {
     /// memory for it then, the program ends with a report that names node, size and policy.
     ///
     /// # Errors
-    /// If the address space has no such range, if there is no memory to note it in, or if the policy names a node that the machine does
-    /// not have.
+    /// If the address space has no such range, if there is no memory to note it in, or if the policy names a node that the machine
+    /// does not have.
     pub fn new(len: usize, policy: Policy) -> Result<Self, RegionError> {
         Self::with_options(len, policy.into())
     }
@@ -251,8 +251,8 @@ impl<T> Deref for Region<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY: the reservation begins at a multiple of `T`'s alignment and holds `len` elements, which may be read and written:
-        // only `Pages` could forbid it, or take back what was written, and this region's are its own. Memory that comes is zero, and
-        // that is a valid `T: FromZeros`, without which no region is made.
+        // only `Pages` could forbid it, or take back what was written, and this region's are its own. Memory that comes is zero,
+        // and that is a valid `T: FromZeros`, without which no region is made.
         unsafe { slice::from_raw_parts(self.pages.start().cast().as_ptr(), self.len) }
     }
 }

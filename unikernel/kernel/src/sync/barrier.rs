@@ -3,9 +3,9 @@
 //! Which threads come from which node is not told but learnt. Each node holds back its arrivals until as many have come as in the
 //! last round, and then reports them together, so that in the steady state a round writes the machine's word once per node. The
 //! expectation is only a hint: a thread that is about to sleep reports what its node still holds back, so every arrival is reported
-//! in the end, however threads move between nodes. A round is released, per node that took part, by a change of a word that only that
-//! node's threads watch (the sense-reversing of Mellor-Crummey and Scott, "Algorithms for scalable synchronization on shared-memory
-//! multiprocessors", ACM TOCS 1991, with a round's number as the sense).
+//! in the end, however threads move between nodes. A round is released, per node that took part, by a change of a word that only
+//! that node's threads watch (the sense-reversing of Mellor-Crummey and Scott, "Algorithms for scalable synchronization on
+//! shared-memory multiprocessors", ACM TOCS 1991, with a round's number as the sense).
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -229,8 +229,8 @@ mod tests {
     use super::*;
     use crate::thread;
 
-    /// Lets threads meet `rounds` times, thread `t` in round `r` on node `node_of(t, r)`, and checks that nobody runs ahead and that
-    /// each round has one leader.
+    /// Lets threads meet `rounds` times, thread `t` in round `r` on node `node_of(t, r)`, and checks that nobody runs ahead and
+    /// that each round has one leader.
     fn meet(
         threads: usize,
         nodes: usize,

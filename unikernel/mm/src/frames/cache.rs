@@ -225,8 +225,8 @@ impl Stacks {
         Some(frame)
     }
 
-    /// Puts frames in that follow each other from `start` on and have this metadata, of each `step` the first; the first frame is the
-    /// next to be taken. There must be room.
+    /// Puts frames in that follow each other from `start` on and have this metadata, of each `step` the first; the first frame is
+    /// the next to be taken. There must be room.
     pub(super) fn push_all(&mut self, kind: Kind, start: PhysAddr, metadata: &[FrameMetadata], step: usize) {
         let (level, frames) = self.parts(kind);
         let count = metadata.len() / step;

@@ -19,8 +19,8 @@ const MOST_CHAINED: u32 = 64;
 
 /// Gives back frames, in a few instructions each if they are of 4 KiB.
 ///
-/// The running CPU's cache takes those that it has room for. The others are linked to chains, which are handed over when they are long,
-/// or when the value is dropped: until then nobody can have them. No lock is held meanwhile.
+/// The running CPU's cache takes those that it has room for. The others are linked to chains, which are handed over when they are
+/// long, or when the value is dropped: until then nobody can have them. No lock is held meanwhile.
 pub struct Freeing<'a, M: Machine> {
     frames: &'a FrameAllocator<M>,
     /// The running CPU's cache, which takes what it has room for.
@@ -97,8 +97,8 @@ impl<'a, M: Machine> Freeing<'a, M> {
         self.push_slowly(frame, size)
     }
 
-    /// Gives back the first of these 4 KiB frames: as many as lie near the last one that was given back and as the running CPU's cache, whose
-    /// node is returned, takes. How many these are.
+    /// Gives back the first of these 4 KiB frames: as many as lie near the last one that was given back and as the running CPU's
+    /// cache, whose node is returned, takes. How many these are.
     #[inline(always)]
     pub fn keep(&mut self, frames: impl Iterator<Item = PhysAddr>) -> (u32, NodeId) {
         let Some(cache) = self.cache.filter(|cache| cache.node == self.node) else {

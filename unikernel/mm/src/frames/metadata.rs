@@ -59,8 +59,8 @@ impl State {
 /// One frame's metadata.
 ///
 /// `next` and `previous` are links under the node's lock while the frame is the first of a free block. In a chain, `next` is the
-/// next frame; in one in a depot, `previous` is the last frame in the first one, and the next chain in the last one. While the frame
-/// is a page table, `lock` is that table's lock and `next` the number of its used entries.
+/// next frame; in one in a depot, `previous` is the last frame in the first one, and the next chain in the last one. While the
+/// frame is a page table, `lock` is that table's lock and `next` the number of its used entries.
 #[repr(C)]
 pub(crate) struct FrameMetadata {
     state: AtomicU32,

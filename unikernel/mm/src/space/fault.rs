@@ -25,12 +25,12 @@ enum Next {
 }
 
 impl<'a, M: Machine> CpuSpace<'a, M> {
-    /// Handles the commonest fault, and says whether it was one: a read or a write that is the first of a page of 4 KiB, in a table that is
-    /// there, of a range that may be written to, with a frame of the CPU's node at hand. It waits for nothing, and every instruction of it counts. All
-    /// others are left to [`fault`](AddressSpace::fault), which does the same for any page.
+    /// Handles the commonest fault, and says whether it was one: a read or a write that is the first of a page of 4 KiB, in a table
+    /// that is there, of a range that may be written to, with a frame of the CPU's node at hand. It waits for nothing, and every
+    /// instruction of it counts. All others are left to [`fault`](AddressSpace::fault), which does the same for any page.
     ///
-    /// Called for a thread whose policy is [`Policy::Local`], with interrupts off: this CPU can not be made to publish a generation meanwhile, so that no walk has to be
-    /// announced. The running CPU is the value's.
+    /// Called for a thread whose policy is [`Policy::Local`], with interrupts off: this CPU can not be made to publish a generation
+    /// meanwhile, so that no walk has to be announced. The running CPU is the value's.
     #[inline(always)]
     pub fn fault_at_once(&self, address: VirtAddr) -> bool {
         const SIZE: PageSize = PageSize::Size4KiB;

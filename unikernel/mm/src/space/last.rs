@@ -15,8 +15,8 @@ use crate::tlb::Progress;
 
 /// A CPU's last page table. Only its own CPU uses it, so that no ordering is needed.
 ///
-/// What it names is a page table, though perhaps a stray one, as long as the CPU has published no generation since: until then, none
-/// that it has seen is given back.
+/// What it names is a page table, though perhaps a stray one, as long as the CPU has published no generation since: until then,
+/// none that it has seen is given back.
 pub(super) struct LastTable {
     /// The addresses that the table translates, divided by how many these are.
     part: AtomicU64,
@@ -83,8 +83,8 @@ impl<'a, M: Machine> CpuSpace<'a, M> {
             && self.last.published.load(Ordering::Relaxed) == self.progress.published();
         is_known.then(|| {
             let table = PhysAddr(self.last.table.load(Ordering::Relaxed));
-            // SAFETY: with a part that is one of an address, `keep` has stored the metadata of a frame, which is a reference as long as the
-            // space's frame allocator exists.
+            // SAFETY: with a part that is one of an address, `keep` has stored the metadata of a frame, which is a reference as
+            // long as the space's frame allocator exists.
             (table, unsafe { &*self.last.metadata.load(Ordering::Relaxed) })
         })
     }

@@ -53,7 +53,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         locked
     }
 
-    /// Whether a table that [`descend_near`](Self::descend_near) has found has been taken out of the tree: what it says is not true then.
+    /// Whether a table that [`descend_near`](Self::descend_near) has found has been taken out of the tree: what it says is not true
+    /// then.
     pub(super) fn is_gone(&self, found: &FoundTable<'_>) -> bool {
         let is_gone = found.metadata.lock().is_stray();
         if is_gone {
@@ -174,7 +175,8 @@ impl<'s> LockedTable<'s> {
         self.entries
     }
 
-    /// Adds to the number of used entries those that have been set, or emptied if it is negative, not by [`replace`](Self::replace).
+    /// Adds to the number of used entries those that have been set, or emptied if it is negative, not by
+    /// [`replace`](Self::replace).
     #[inline]
     pub(super) fn add_used(&self, change: i32) {
         if change != 0 {

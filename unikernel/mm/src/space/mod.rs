@@ -12,8 +12,8 @@
 //!
 //! **Reuse.** What is taken out goes through the [`TlbEngine`]: it is free when every CPU has dropped its translations, and has ended
 //! the walk that may have led there. What is given back for good waits for that without anybody waiting (see `retire`): its entries
-//! keep their frames, as *retiring* ones, until then. An entry whose page changes its size or its frame is busy until then (Intel SDM volume
-//! 3, 4.10.2.3 and 4.10.4), and CPUs are interrupted.
+//! keep their frames, as *retiring* ones, until then. An entry whose page changes its size or its frame is busy until then (Intel
+//! SDM volume 3, 4.10.2.3 and 4.10.4), and CPUs are interrupted.
 
 mod error;
 mod fault;
@@ -98,7 +98,8 @@ pub enum PageState {
 
 /// The program memory of a machine: the part `whole` of the address space that a page table's root leads to.
 ///
-/// Its methods may be called by any number of CPUs at once, with interrupts on and with no lock held that an interrupt handler takes.
+/// Its methods may be called by any number of CPUs at once, with interrupts on and with no lock held that an interrupt handler
+/// takes.
 pub struct AddressSpace<'a, M> {
     root: Frame<Size4KiB>,
     /// The root's, which no frame allocator may know.
@@ -196,8 +197,8 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         self.state(address, level, value)
     }
 
-    /// Calls `visitor` for each page in `range`, wholly or in part, in order of address, while it says `true`; whether it always did.
-    /// What changes meanwhile may be seen or not.
+    /// Calls `visitor` for each page in `range`, wholly or in part, in order of address, while it says `true`; whether it always
+    /// did. What changes meanwhile may be seen or not.
     pub fn visit_while(&self, range: VirtRange, mut visitor: impl FnMut(PageState) -> bool) -> bool {
         let mut address = Some(range.start());
         while let Some(at) = address.filter(|at| range.contains(*at)) {
@@ -241,8 +242,8 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         self.frames.machine()
     }
 
-    /// The table that holds the lowest entry over `address` that is no table, or `None` outside of program memory: it is often the last. Within
-    /// a walk.
+    /// The table that holds the lowest entry over `address` that is no table, or `None` outside of program memory: it is often the
+    /// last. Within a walk.
     #[inline(always)]
     fn descend_near(&self, address: VirtAddr) -> Option<FoundTable<'_>> {
         let cpu = self.of_cpu(self.machine().cpu());
@@ -322,8 +323,8 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
         let bytes = self
             .machine()
             .memory(Frame::<Size4KiB>::containing(start).range());
-        // SAFETY: the root is a table by the contract of `new`; a table that an entry names is 4 KiB of memory, accessed by atomics only,
-        // and stays a table until every CPU has ended the walks that began before it was taken out of the tree.
+        // SAFETY: the root is a table by the contract of `new`; a table that an entry names is 4 KiB of memory, accessed by atomics
+        // only, and stays a table until every CPU has ended the walks that began before it was taken out of the tree.
         unsafe { bytes.cast::<Table>().as_ref() }
     }
 

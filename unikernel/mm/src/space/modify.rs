@@ -15,8 +15,8 @@ use crate::table::level::Level;
 use crate::tlb::{Cause, StalePages};
 
 impl<M: Machine> AddressSpace<'_, M> {
-    /// Allows in `range` what `protection` says, and nothing else: on return no CPU can do there what it forbids. A page that is only
-    /// partly in the range is divided.
+    /// Allows in `range` what `protection` says, and nothing else: on return no CPU can do there what it forbids. A page that is
+    /// only partly in the range is divided.
     ///
     /// # Errors
     /// If an address of the range is not reserved, or if there is no memory for a page table; what comes before is changed.
@@ -27,8 +27,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         })
     }
 
-    /// Places pages of `range` that come from now on by `policy`, or by the touching thread's if that is `None`. Pages that are there
-    /// stay; one that is only partly in the range is divided.
+    /// Places pages of `range` that come from now on by `policy`, or by the touching thread's if that is `None`. Pages that are
+    /// there stay; one that is only partly in the range is divided.
     ///
     /// # Errors
     /// As for [`protect`](Self::protect).
@@ -117,8 +117,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         Ok(next)
     }
 
-    /// Takes the memory of all pages in `range` away; the range stays reserved, and the next touch finds zeros. On return no CPU can
-    /// reach the old pages. A page that is only partly in the range is divided.
+    /// Takes the memory of all pages in `range` away; the range stays reserved, and the next touch finds zeros. On return no CPU
+    /// can reach the old pages. A page that is only partly in the range is divided.
     ///
     /// # Errors
     /// If there is no memory for a page table; what comes before is changed.
@@ -202,8 +202,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         }
     }
 
-    /// Holds the pages of `range`, those of one table at a time; calls `change` for each when no CPU has a translation of it any more;
-    /// and gives back what that has retired. `change` sets the entry.
+    /// Holds the pages of `range`, those of one table at a time; calls `change` for each when no CPU has a translation of it any
+    /// more; and gives back what that has retired. `change` sets the entry.
     fn for_each_held(
         &self,
         range: VirtRange,

@@ -69,8 +69,8 @@ fn take_out_entries(entries: &[Entry], level: Level) -> Passed {
 }
 
 impl<M: Machine> AddressSpace<'_, M> {
-    /// Gives `range` back, and with it the addresses that it was reserved from, once no CPU can reach its pages: later, unless nothing is to be left
-    /// for later. Nobody may use the range any more. Parts of it that are not reserved are left out.
+    /// Gives `range` back, and with it the addresses that it was reserved from, once no CPU can reach its pages: later, unless
+    /// nothing is to be left for later. Nobody may use the range any more. Parts of it that are not reserved are left out.
     pub fn release_from(&self, range: VirtRange, addresses: VirtRange) {
         let taken = self.take_out(range);
         let retired = Retired { range, addresses };
@@ -163,8 +163,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         self.free_addresses(retired.addresses);
     }
 
-    /// Gives back the frames of retiring entries, and tables that this leaves empty: at once if `own_bytes` addresses, of which `range` is a part,
-    /// fill them, later if other ranges share them.
+    /// Gives back the frames of retiring entries, and tables that this leaves empty: at once if `own_bytes` addresses, of which
+    /// `range` is a part, fill them, later if other ranges share them.
     fn give_back_entries(&self, range: VirtRange, own_bytes: u64, freeing: &mut Freeing<'_, M>) {
         let mut address = Some(range.start());
         while let Some(at) = address.filter(|at| range.contains(*at)) {

@@ -74,8 +74,8 @@ impl<M: Machine> AddressSpace<'_, M> {
             .expect("the reservation was as large")
     }
 
-    /// Gives back what [`reserve`](Self::reserve) gave, the whole of it: pages, tables and addresses. Nobody may use it any more. It is free
-    /// when no CPU can reach it any more, which nobody waits for.
+    /// Gives back what [`reserve`](Self::reserve) gave, the whole of it: pages, tables and addresses. Nobody may use it any more.
+    /// It is free when no CPU can reach it any more, which nobody waits for.
     pub fn release(&self, range: VirtRange) {
         self.release_from(range, Self::addresses_of(range));
     }

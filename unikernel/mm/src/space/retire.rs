@@ -1,14 +1,15 @@
 //! What has been given back and waits until no CPU can reach it.
 //!
-//! Each CPU has a queue of its own: what it gives back goes into its open batch, and a batch is *sealed* when it is large or old. A batch
-//! has one generation, that of the newest of what is in it. When a batch is sealed the epoch is advanced to its generation, though not
-//! more often than [`ADVANCES`] times per deadline, so that CPUs do not flush all the time; from then on CPUs pass it at their safe
-//! points, and the batches that all have passed are reclaimed when the next one is sealed. So giving back interrupts nobody, waits for nobody,
-//! and but for the epoch writes nothing that other CPUs write.
+//! Each CPU has a queue of its own: what it gives back goes into its open batch, and a batch is *sealed* when it is large or old. A
+//! batch has one generation, that of the newest of what is in it. When a batch is sealed the epoch is advanced to its generation,
+//! though not more often than [`ADVANCES`] times per deadline, so that CPUs do not flush all the time; from then on CPUs pass it at
+//! their safe points, and the batches that all have passed are reclaimed when the next one is sealed. So giving back interrupts
+//! nobody, waits for nobody, and but for the epoch writes nothing that other CPUs write.
 //!
-//! A batch that CPUs have known of for the time of the deadline makes this CPU interrupt those that are still behind. That passes all
-//! that any CPU has given back until then, so that a CPU that never comes to a safe point is interrupted once per deadline at most, however many
-//! CPUs give back however much. The alarm for this is set on the CPU that gave back, only while its queue is not empty.
+//! A batch that CPUs have known of for the time of the deadline makes this CPU interrupt those that are still behind. That passes
+//! all that any CPU has given back until then, so that a CPU that never comes to a safe point is interrupted once per deadline at
+//! most, however many CPUs give back however much. The alarm for this is set on the CPU that gave back, only while its queue is not
+//! empty.
 //!
 //! What waits is bounded by node: half of it in sealed batches, which the node's CPUs count together, and half in open ones.
 
@@ -38,8 +39,8 @@ pub struct Retirement {
     pub lazy: bool,
     /// How long CPUs have to drop their translations by themselves, in nanoseconds.
     pub deadline_ns: u64,
-    /// By node: how many bytes its CPUs may have waiting. Nodes that are not named have none. Page tables that ranges leave empty may
-    /// come on top until something else is given back.
+    /// By node: how many bytes its CPUs may have waiting. Nodes that are not named have none. Page tables that ranges leave empty
+    /// may come on top until something else is given back.
     pub pending_max_bytes: Vec<u64>,
 }
 
@@ -501,8 +502,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         }
     }
 
-    /// Leaves an empty table in the tree, since ranges that are reserved soon may need it: the same addresses serve the same sizes of ranges again. Which one is to be
-    /// taken out for it, if any.
+    /// Leaves an empty table in the tree, since ranges that are reserved soon may need it: the same addresses serve the same sizes
+    /// of ranges again. Which one is to be taken out for it, if any.
     pub(super) fn keep_empty(&self, table: EmptyTable) -> Option<EmptyTable> {
         let bytes = table.level.table_bytes();
         let is_same = |other: &EmptyTable| {
@@ -528,7 +529,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         }
     }
 
-    /// What [`Machine::set_alarm`] calls on the CPU that has set the alarm. Interrupts must be on, no lock held, and no walk going on.
+    /// What [`Machine::set_alarm`] calls on the CPU that has set the alarm. Interrupts must be on, no lock held, and no walk going
+    /// on.
     pub fn alarm(&self) {
         let machine = self.machine();
         let own = self.own_queue();
@@ -556,7 +558,8 @@ impl<M: Machine> AddressSpace<'_, M> {
             .last()
         });
         if let Some(due) = due {
-            // Those that are interrupted pass all that anybody has given back until now, so that nobody else has to interrupt them for that.
+            // Those that are interrupted pass all that anybody has given back until now, so that nobody else has to interrupt them
+            // for that.
             self.tlb.force(machine, due, self.tlb.retire(), Cause::Deadline);
             for _ in 0..ANSWER_POLLS {
                 if self.tlb.has_passed(due) {
@@ -574,7 +577,8 @@ impl<M: Machine> AddressSpace<'_, M> {
         });
     }
 
-    /// Returns when all that has been given back until now, by any CPU, is free; whether there was anything. Interrupts must be on, no lock held, and no walk going on.
+    /// Returns when all that has been given back until now, by any CPU, is free; whether there was anything. Interrupts must be on,
+    /// no lock held, and no walk going on.
     pub fn drain(&self, cause: Cause) -> bool {
         let mut any = false;
         // Ranges leave tables behind, and these leave nothing.

@@ -110,7 +110,8 @@ const ATTRIBUTES_SHIFT: u32 = 52;
 const BUSY: u64 = 1 << 1;
 /// Software, in an entry that is not present: it holds a frame all the same, which nobody may access now.
 const NO_ACCESS: u64 = 1 << 11;
-/// Software, in an entry that is not present and has no attributes: the frame of a page that was given back, which CPUs may still reach.
+/// Software, in an entry that is not present and has no attributes: the frame of a page that was given back, which CPUs may still
+/// reach.
 const RETIRING: u64 = 1 << 10;
 
 /// Entries over program memory, which say what a range is as well as where its pages are.
@@ -125,8 +126,8 @@ impl EntryValue {
         Self(Self::reserved(attributes).0 | BUSY)
     }
 
-    /// A page of a reserved range, accessed and, if it can be written to, dirty: whoever asks is about to use it, and the CPU need not
-    /// write to the entry once more.
+    /// A page of a reserved range, accessed and, if it can be written to, dirty: whoever asks is about to use it, and the CPU need
+    /// not write to the entry once more.
     pub(crate) const fn page(
         frame: PhysAddr,
         size: PageSize,
@@ -142,8 +143,8 @@ impl EntryValue {
         Self(leaf.0 | Self::reserved(attributes).0)
     }
 
-    /// What this, a page, becomes when its range is given back: nothing that is reserved, but the entry keeps the frame until no CPU can
-    /// reach it. Nobody but who gives the range back may change the entry.
+    /// What this, a page, becomes when its range is given back: nothing that is reserved, but the entry keeps the frame until no
+    /// CPU can reach it. Nobody but who gives the range back may change the entry.
     pub(crate) const fn retiring(self) -> Self {
         Self(self.0 & Flags::ADDRESS.bits() | RETIRING)
     }

@@ -41,8 +41,8 @@ impl Level {
         (address.as_u64() >> self.shift()) as usize & 511
     }
 
-    /// The entries of one table of this level, from that over `address` on, that lie wholly in `range`: their indices, which are none if the
-    /// first does not.
+    /// The entries of one table of this level, from that over `address` on, that lie wholly in `range`: their indices, which are
+    /// none if the first does not.
     #[inline]
     pub(crate) fn entries_within(self, address: VirtAddr, range: VirtRange) -> Range<usize> {
         let first = self.index(address);

@@ -131,8 +131,8 @@ impl<M: Machine> PageTable<M> {
         self.root
     }
 
-    /// Another root, which leads to the same tables in the upper half of the address space and to none in the lower one. So that it stays true, all
-    /// mappings that are added to the upper half later must lie in `growing`, which gets its uppermost tables now.
+    /// Another root, which leads to the same tables in the upper half of the address space and to none in the lower one. So that it
+    /// stays true, all mappings that are added to the upper half later must lie in `growing`, which gets its uppermost tables now.
     ///
     /// # Errors
     /// If there is no frame for a table or for the root.
@@ -259,10 +259,11 @@ impl<M: Machine> PageTable<M> {
         Ok(last)
     }
 
-    /// Unmaps all pages in `range`, invalidates the current CPU's translations of each, and calls `unmapped` for it, in order of address.
+    /// Unmaps all pages in `range`, invalidates the current CPU's translations of each, and calls `unmapped` for it, in order of
+    /// address.
     ///
-    /// The other CPUs may still use their translations: a frame must not be used otherwise before they have dropped them, which is for
-    /// the caller to see to.
+    /// The other CPUs may still use their translations: a frame must not be used otherwise before they have dropped them, which is
+    /// for the caller to see to.
     ///
     /// # Errors
     /// If a page lies only partly in the range; nothing has been changed then.

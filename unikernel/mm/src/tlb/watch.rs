@@ -59,7 +59,8 @@ impl TlbEngine {
         self.shown(cpu).answered.load(Ordering::Acquire) >= request
     }
 
-    /// Interrupts the CPUs that have not passed what has been unmapped so far, and does not wait for them; which generation that is.
+    /// Interrupts the CPUs that have not passed what has been unmapped so far, and does not wait for them; which generation that
+    /// is.
     pub fn force_without_waiting<M: Machine>(&self, machine: &M) -> Generation {
         let generation = self.retire();
         self.force(machine, generation, generation, Cause::Drain);

@@ -149,8 +149,8 @@ impl Cores {
         }
     }
 
-    /// Says that the running CPU has done its work, and goes on taking interrupts, as a CPU does that computes, until `cpus` CPUs have
-    /// said so.
+    /// Says that the running CPU has done its work, and goes on taking interrupts, as a CPU does that computes, until `cpus` CPUs
+    /// have said so.
     pub(crate) fn compute_until_done(&self, cpus: usize) {
         self.done.fetch_add(1, Ordering::AcqRel);
         while self.done.load(Ordering::Acquire) < cpus {

@@ -110,7 +110,8 @@ fn a_chain_goes_through_the_depot_once() {
     });
 }
 
-/// What was given back before the depot and the caches were emptied is not hidden from who empties them by going from one to the other.
+/// What was given back before the depot and the caches were emptied is not hidden from who empties them by going from one to the
+/// other.
 #[test]
 fn nothing_is_put_into_a_depot_behind_a_drain() {
     check(3, 2, |frames| {

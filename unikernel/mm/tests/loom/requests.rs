@@ -1,4 +1,5 @@
-//! The TLB engine's requests: who has changed an entry returns when no CPU has what was in it, also when requests overtake the ring.
+//! The TLB engine's requests: who has changed an entry returns when no CPU has what was in it, also when requests overtake the
+//! ring.
 
 use std::array;
 
