@@ -423,7 +423,7 @@ impl<M: Machine> AddressSpace<'_, M> {
             if let Some(newest) = queue.newest()
                 && (is_time || sealed_bytes > node.sealed_max_bytes() / 2)
             {
-                self.tell(queue, newest, now_ns);
+                self.tell(queue, newest);
             }
         });
         self.tlb.catch_up(machine, SafePoint::Own);
@@ -439,9 +439,12 @@ impl<M: Machine> AddressSpace<'_, M> {
     }
 
     /// Lets CPUs know of all sealed batches, of which `newest` is the newest generation.
-    fn tell(&self, queue: &mut Queue, newest: Generation, now_ns: u64) {
-        if !self.tlb.is_advanced_to(newest) {
-            self.tlb.advance(newest);
+    fn tell(&self, queue: &mut Queue, newest: Generation) {
+        let is_new = !self.tlb.is_advanced_to(newest);
+        self.tlb.advance(newest);
+        // Read after the epoch is advanced: CPUs have all of the deadline from then on.
+        let now_ns = self.machine().now_ns();
+        if is_new {
             self.retired.advanced_ns.store(now_ns, Ordering::Relaxed);
         }
         for batch in queue.sealed.iter_mut().rev() {
@@ -543,7 +546,7 @@ impl<M: Machine> AddressSpace<'_, M> {
                 queue.seal(self.node_queue(own));
             }
             if let Some(newest) = queue.newest() {
-                self.tell(queue, newest, now_ns);
+                self.tell(queue, newest);
             }
         });
         self.tlb.catch_up(machine, SafePoint::Own);
