@@ -75,6 +75,9 @@ pub(super) struct Stretch<'a> {
     /// The number of the first frame, and how many there are.
     first: u64,
     frames: u64,
+    node: NodeId,
+    /// As [`Chunk::metadata`].
+    metadata: *const FrameMetadata,
     /// There is one if there are frames.
     chunk: Option<&'a Chunk>,
 }
@@ -84,6 +87,8 @@ impl<'a> Stretch<'a> {
     pub(super) const EMPTY: Self = Self {
         first: 0,
         frames: 0,
+        node: NodeId(0),
+        metadata: ptr::null(),
         chunk: None,
     };
 
@@ -94,10 +99,10 @@ impl<'a> Stretch<'a> {
         if within >= self.frames {
             return None;
         }
-        // SAFETY: there are frames; and the address lies in the memory that the chunk's pointer is biased for.
+        // SAFETY: there are frames; and the address lies in the memory that the pointer is biased for.
         let place = unsafe {
             let chunk = self.chunk.unwrap_unchecked();
-            Directory::place(chunk, chunk.node, chunk.metadata, address)
+            Directory::place(chunk, self.node, self.metadata, address)
         };
         Some((place, within as u32))
     }
@@ -222,30 +227,39 @@ impl Directory {
         (within < chunk.frames).then(|| unsafe { Self::place(chunk, chunk.node, chunk.metadata, address) })
     }
 
-    /// The frames around `address`, if [`find_fast`](Self::find_fast) finds it.
+    /// The frames around `address`, in its chunk, if there is such a frame.
     pub(super) fn stretch(&self, address: PhysAddr) -> Option<Stretch<'_>> {
-        let Place { chunk, .. } = self.find_fast(address)?;
-        let start = address.align_down(CHUNK_BYTES).0 >> BASE_SHIFT;
+        let chunk = self.chunk(address)?;
+        let section = self.section(address)?;
+        let start = address.align_down(CHUNK_BYTES);
+        let part = section
+            .range
+            .intersection(&PhysRange::new(start, start + CHUNK_BYTES))?;
         Some(Stretch {
-            first: start + u64::from(chunk.first),
-            frames: chunk.frames.into(),
+            first: part.start.0 >> BASE_SHIFT,
+            frames: part.bytes() >> BASE_SHIFT,
+            node: section.node,
+            metadata: section.metadata,
             chunk: Some(chunk),
         })
+    }
+
+    /// The section that `address` lies in.
+    fn section(&self, address: PhysAddr) -> Option<&Section> {
+        let below = self
+            .sections
+            .partition_point(|section| section.range.start <= address);
+        let section = self.sections[..below].last()?;
+        section.range.contains(address).then_some(section)
     }
 
     #[cold]
     #[inline(never)]
     fn search(&self, address: PhysAddr) -> Option<Place<'_>> {
-        let below = self
-            .sections
-            .partition_point(|section| section.range.start <= address);
-        let section = self.sections[..below].last()?;
+        let section = self.section(address)?;
         let chunk = self.chunk(address)?;
         // SAFETY: as in `find_fast`.
-        section
-            .range
-            .contains(address)
-            .then(|| unsafe { Self::place(chunk, section.node, section.metadata, address) })
+        Some(unsafe { Self::place(chunk, section.node, section.metadata, address) })
     }
 
     /// # Safety
