@@ -56,7 +56,7 @@ const COMMANDS: &[Command] = &[
     ("heap", "stresses the allocator on all CPUs", heap::heap),
     (
         "tlb",
-        "checks what other CPUs notice of memory that is given back; with a deadline of seconds",
+        "checks what other CPUs notice of memory that is given back; with tlb.deadline=30s tlb.pending_max=64M",
         tlb::tlb,
     ),
     (

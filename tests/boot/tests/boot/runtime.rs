@@ -96,8 +96,8 @@ fn a_machine_with_neither_x2apic_nor_1_gib_pages() {
     outcome.line("xAPIC");
 }
 
-/// No CPU comes to this deadline.
-const LONG_DEADLINE: &str = "ip=off tlb.deadline=30s";
+/// No CPU comes to this deadline, and no node to this much memory that waits.
+const LONG_DEADLINE: &str = "ip=off tlb.deadline=30s tlb.pending_max=64M";
 
 #[test]
 fn memory_that_is_given_back_interrupts_no_cpu() {
