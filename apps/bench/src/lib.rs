@@ -22,39 +22,21 @@ mod threads;
 
 use core::fmt;
 
+use command_line::options_or_status;
 use homenode::mem::RegionError;
 use homenode::thread::SpawnError;
-use homenode::{Args, ExitCode, eprintln, print, println};
+use homenode::{Args, ExitCode, eprintln};
 
-use options::{Group, Options, Request, USAGE};
-
-/// The status after a command line that can not be obeyed.
-const USAGE_STATUS: u8 = 2;
+use options::{Group, Options, USAGE};
 
 /// The status when there is no memory for a benchmark.
 const MEMORY_STATUS: u8 = 3;
 
 /// Does what `args` ask for.
 pub fn run(args: Args) -> ExitCode {
-    let options = match Options::parse(args) {
-        Ok(Request::Run(options)) => options,
-        Ok(Request::Help) => {
-            println!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Ok(Request::List) => {
-            for group in Group::ALL {
-                print!("{}:", group.name());
-                group.phases().iter().for_each(|phase| print!(" {phase}"));
-                println!();
-            }
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => {
-            // The error last, so that it is what is seen.
-            eprintln!("{USAGE}\n\nbench: {error}");
-            return ExitCode::from(USAGE_STATUS);
-        }
+    let options = match options_or_status("bench", USAGE, Options::parse(args)) {
+        Ok(options) => options,
+        Err(status) => return status,
     };
     for group in options.groups {
         if let Err(error) = run_group(group, options.threads) {

@@ -1,10 +1,10 @@
 //! The command line.
 
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
-use core::fmt;
 
+use command_line::{Request, UsageError, number};
 use getargs::{Arg, Options as Words};
 use homenode::thread;
 
@@ -129,66 +129,31 @@ pub(crate) struct Options {
     pub(crate) threads: usize,
 }
 
-/// What the program is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Run benchmarks.
-    Run(Options),
-    /// List the benchmarks.
-    List,
-    /// Explain the options.
-    Help,
-}
-
-/// A command line that can not be obeyed: names the words and says what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsageError(String);
-
-impl UsageError {
-    fn new(words: &str, problem: &str) -> Self {
-        Self(format!("`{words}`: {problem}"))
-    }
-}
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
     /// When a word is not understood, or no group is named.
-    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request, UsageError> {
+    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request<Self>, UsageError> {
         let mut words = Words::new(words);
         let mut groups = Vec::new();
         let mut threads = None;
-        while let Some(word) = words.next_arg().map_err(misused)? {
+        while let Some(word) = words.next_arg()? {
             match word {
-                Arg::Long("help") | Arg::Short('h') => return Ok(Request::Help),
-                Arg::Long("list") => return Ok(Request::List),
+                Arg::Long("help") | Arg::Short('h') => return Ok(Request::help(USAGE)),
+                Arg::Long("list") => return Ok(Request::Print(list().into())),
                 Arg::Long("threads") => {
-                    let value = words.value().map_err(misused)?;
-                    let number = value
-                        .parse()
-                        .ok()
-                        .filter(|number| (1..=MAX_THREADS).contains(number));
-                    let wrong = || {
-                        let problem = format!("expected a number from 1 to {MAX_THREADS}");
-                        UsageError::new(&format!("--threads {value}"), &problem)
-                    };
-                    threads = Some(number.ok_or_else(wrong)?);
+                    let value = words.value()?;
+                    let wrong = |problem| UsageError::new(&format!("--threads {value}"), problem);
+                    threads = Some(number(value, 1..=MAX_THREADS).map_err(wrong)?);
                 }
-                Arg::Long(name) => return Err(UsageError::new(&format!("--{name}"), "no such option")),
-                Arg::Short(name) => return Err(UsageError::new(&format!("-{name}"), "no such option")),
                 Arg::Positional("all") => groups.extend(Group::ALL),
                 Arg::Positional(name) => groups.push(Group::of_name(name).ok_or_else(|| no_group(name))?),
+                word => return Err(UsageError::unknown(word)),
             }
         }
         if groups.is_empty() {
-            return Err(UsageError(String::from("name a group of benchmarks, or all")));
+            return Err(UsageError::missing("name a group of benchmarks, or all"));
         }
         Ok(Request::Run(Self {
             groups,
@@ -197,25 +162,24 @@ impl Options {
     }
 }
 
-fn no_group(name: &str) -> UsageError {
-    let groups = Group::ALL.map(Group::name).join(", ");
-    UsageError::new(name, &format!("no such group; there are all, {groups}"))
+/// The phases of each group.
+fn list() -> String {
+    let line = |group: Group| format!("{}: {}", group.name(), group.phases().join(" "));
+    Group::ALL.map(line).join("\n")
 }
 
-/// An option with a value that it does not take, or without one that it needs.
-fn misused(error: getargs::Error<&str>) -> UsageError {
-    match error {
-        getargs::Error::RequiresValue(option) => UsageError::new(&option.to_string(), "needs a value"),
-        getargs::Error::DoesNotRequireValue(option) => UsageError::new(&option.to_string(), "takes no value"),
-        _ => UsageError(error.to_string()),
-    }
+fn no_group(name: &str) -> UsageError {
+    let groups = Group::ALL.map(Group::name).join(", ");
+    UsageError::new(name, format!("no such group; there are all, {groups}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
-    fn parse(line: &str) -> Result<Request, UsageError> {
+    fn parse(line: &str) -> Result<Request<Options>, UsageError> {
         Options::parse(line.split_whitespace())
     }
 
@@ -234,8 +198,9 @@ mod tests {
             run(&[Group::Mutex, Group::Unmap], 3)
         );
         assert_eq!(parse("--threads=1 all"), run(&Group::ALL, 1));
-        assert_eq!(parse("--list"), Ok(Request::List));
-        assert_eq!(parse("faults -h"), Ok(Request::Help));
+        assert_eq!(parse("--list"), Ok(Request::Print(list().into())));
+        assert!(list().lines().any(|line| line == "threads: thread_create_join"));
+        assert_eq!(parse("faults -h"), Ok(Request::help(USAGE)));
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The command line.
 
 use alloc::format;
-use alloc::string::{String, ToString};
 use core::fmt;
 use core::num::NonZeroUsize;
 use core::str::FromStr;
 
+use command_line::{Request, UsageError, number};
 use getargs::{Arg, Options as Words};
 use homenode::NodeId;
 use homenode::mem::Policy;
@@ -37,7 +37,7 @@ Transforms a 3-D grid of complex numbers with all CPUs, checks the result, and s
 Exit status: 0 verified, 1 not verified, 2 wrong arguments, 3 not enough memory.";
 
 /// The largest number of workers: what a barrier can count.
-const MAX_THREADS: usize = 65_535;
+const MAX_THREADS: NonZeroUsize = NonZeroUsize::new(65_535).unwrap();
 
 /// What is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,46 +119,18 @@ impl Default for Options {
     }
 }
 
-/// What the program is to do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Request {
-    /// Compute.
-    Run(Options),
-    /// Explain the options.
-    Help,
-}
-
-/// A command line that can not be obeyed: names the words and says what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsageError(String);
-
-impl UsageError {
-    /// `words` of the command line, and what is wrong with them.
-    pub(crate) fn new(words: &str, problem: impl fmt::Display) -> Self {
-        Self(format!("`{words}`: {problem}"))
-    }
-}
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for UsageError {}
-
 impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
     /// When a word is not understood, or words contradict each other.
-    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request, UsageError> {
+    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request<Self>, UsageError> {
         let mut words = Words::new(words);
         let mut options = Self::default();
         let (mut size, mut npb, mut repeat) = (None, None, None);
-        while let Some(word) = words.next_arg().map_err(misused)? {
+        while let Some(word) = words.next_arg()? {
             let name = match word {
-                Arg::Long("help") | Arg::Short('h') => return Ok(Request::Help),
+                Arg::Long("help") | Arg::Short('h') => return Ok(Request::help(USAGE)),
                 Arg::Long("json") => {
                     options.json = true;
                     continue;
@@ -170,19 +142,18 @@ impl Options {
                 Arg::Long(
                     name @ ("n" | "npb" | "threads" | "repeat" | "first-touch" | "policy" | "simd"),
                 ) => name,
-                Arg::Long(name) => return Err(UsageError::new(&format!("--{name}"), "no such option")),
-                Arg::Short(name) => return Err(UsageError::new(&format!("-{name}"), "no such option")),
-                Arg::Positional(word) => return Err(UsageError::new(word, "expected an option")),
+                word => return Err(UsageError::unknown(word)),
             };
-            let value = words.value().map_err(misused)?;
+            let value = words.value()?;
             let wrong = |problem: &dyn fmt::Display| UsageError::new(&format!("--{name} {value}"), problem);
             match name {
                 "n" => size = Some(value.parse().map_err(|error| wrong(&error))?),
                 "npb" => npb = Some(npb_problem(value).map_err(|error| wrong(&error))?),
                 "threads" => {
-                    options.threads = Some(count(value, Some(MAX_THREADS)).map_err(|error| wrong(&error))?);
+                    options.threads =
+                        Some(number(value, NonZeroUsize::MIN..=MAX_THREADS).map_err(|error| wrong(&error))?);
                 }
-                "repeat" => repeat = Some(count(value, None).map_err(|error| wrong(&error))?),
+                "repeat" => repeat = Some(number(value, NonZeroUsize::MIN..).map_err(|error| wrong(&error))?),
                 "first-touch" => {
                     options.first_touch = match value {
                         "worker" => FirstTouch::Worker,
@@ -227,27 +198,6 @@ impl Options {
     }
 }
 
-/// An option with a value that it does not take, or without one that it needs.
-fn misused(error: getargs::Error<&str>) -> UsageError {
-    match error {
-        getargs::Error::RequiresValue(option) => UsageError::new(&option.to_string(), "needs a value"),
-        getargs::Error::DoesNotRequireValue(option) => UsageError::new(&option.to_string(), "takes no value"),
-        _ => UsageError(error.to_string()),
-    }
-}
-
-/// A number of at least 1, and of `most` at most.
-fn count(value: &str, most: Option<usize>) -> Result<NonZeroUsize, String> {
-    let number = value
-        .parse()
-        .ok()
-        .filter(|number: &NonZeroUsize| most.is_none_or(|most| number.get() <= most));
-    number.ok_or_else(|| match most {
-        Some(most) => format!("expected a number from 1 to {most}"),
-        None => "expected a number, at least 1".to_string(),
-    })
-}
-
 fn npb_problem(value: &str) -> Result<NpbProblem, &'static str> {
     match Class::from_str(value) {
         Ok(class) => Ok(NpbProblem::of_class(class)),
@@ -273,9 +223,11 @@ fn policy(value: &str) -> Result<Policy, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
-    fn parse(line: &str) -> Result<Request, UsageError> {
+    fn parse(line: &str) -> Result<Request<Options>, UsageError> {
         Options::parse(line.split_whitespace())
     }
 
@@ -312,7 +264,7 @@ mod tests {
         assert_eq!(run("--policy preferred:3").policy, Policy::Preferred(NodeId(3)));
         assert_eq!(run("--first-touch demand").first_touch, FirstTouch::Demand);
         assert_eq!(run("--simd auto").simd, None);
-        assert_eq!(parse("--json -h"), Ok(Request::Help));
+        assert_eq!(parse("--json -h"), Ok(Request::help(USAGE)));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use alloc::format;
 use alloc::string::ToString;
 use alloc::vec::Vec;
-use core::fmt;
 use core::time::Duration;
 
+use command_line::{UsageError, options_or_status};
 use homenode::mem::{Policy, Region, RegionError, Reservation};
 use homenode::thread::{self, SpawnError};
 use homenode::time::Instant;
@@ -17,7 +17,7 @@ use crate::fft::{Direction, Fft3, Simd};
 use crate::grid::{SharedGrid, Size};
 use crate::member::{Figures, Member};
 use crate::npb::{self, Evolution, Problem as NpbProblem};
-use crate::options::{FirstTouch, Options, Problem, Request, USAGE, UsageError};
+use crate::options::{FirstTouch, Options, Problem, USAGE};
 use crate::report::{Report, Stage};
 use crate::team::{Shares, Team};
 use crate::waves::{Waves, larger};
@@ -31,8 +31,6 @@ const VERIFY: Stage<12> = Stage::new("verify");
 const EVOLVE: Stage<14> = Stage::new("evolve");
 const CHECKSUM: Stage<16> = Stage::new("checksum");
 
-/// The status after wrong arguments.
-const WRONG_ARGUMENTS: u8 = 2;
 /// The status when there is not enough memory.
 const NO_MEMORY: u8 = 3;
 
@@ -52,50 +50,20 @@ impl From<UsageError> for Failure {
     }
 }
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Usage(error) => error.fmt(f),
-            Self::NoMemory { bytes, error } => {
-                write!(
-                    f,
-                    "not enough memory for a grid of {}: {error}",
-                    Bytes(*bytes as u64)
-                )
-            }
-        }
-    }
-}
-
-impl Failure {
-    fn status(&self) -> u8 {
-        match self {
-            Self::Usage(_) => WRONG_ARGUMENTS,
-            Self::NoMemory { .. } => NO_MEMORY,
-        }
-    }
-}
-
 /// Runs the program with its arguments, and says how it ended.
 pub fn run(args: Args) -> ExitCode {
-    let options = match Options::parse(args) {
-        Ok(Request::Help) => {
-            println!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Ok(Request::Run(options)) => Ok(options),
-        Err(error) => Err(Failure::Usage(error)),
+    let options = match options_or_status("fft3d", USAGE, Options::parse(args)) {
+        Ok(options) => options,
+        Err(status) => return status,
     };
-    match options.and_then(|options| Program::new(options)?.run()) {
+    match Program::new(options).and_then(Program::run) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(failure) => {
-            if let Failure::Usage(_) = failure {
-                // Before the error, so that this is what is seen last.
-                eprintln!("{USAGE}\n");
-            }
-            eprintln!("fft3d: {failure}");
-            ExitCode::from(failure.status())
+        Err(Failure::Usage(error)) => error.print("fft3d", USAGE),
+        Err(Failure::NoMemory { bytes, error }) => {
+            let grid = Bytes(bytes as u64);
+            eprintln!("fft3d: not enough memory for a grid of {grid}: {error}");
+            ExitCode::from(NO_MEMORY)
         }
     }
 }
@@ -435,6 +403,8 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
+    use command_line::Request;
+
     use super::*;
 
     #[test]

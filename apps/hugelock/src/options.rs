@@ -1,11 +1,13 @@
 //! The command line.
 
 use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 use core::num::NonZeroUsize;
+use core::ops::RangeBounds;
 
+use command_line::{Request, UsageError, number};
 use getargs::{Arg, Options as Words};
 
 /// How to call the program.
@@ -25,7 +27,7 @@ Without --own and --slices the main thread touches all pages.
 Exit status: 0 done, 1 a page did not hold what was written to it, 2 wrong arguments, 3 not enough memory.";
 
 /// The largest number of threads: what a barrier can count.
-const MAX_THREADS: usize = 65_535;
+const MAX_THREADS: NonZeroUsize = NonZeroUsize::new(65_535).unwrap();
 
 /// The numbers of pages of the program's first version.
 const DEFAULT_PAGES: [NonZeroUsize; 2] = [NonZeroUsize::new(100).unwrap(), NonZeroUsize::new(6000).unwrap()];
@@ -76,45 +78,17 @@ impl Default for Options {
     }
 }
 
-/// What the program is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Touch and read pages.
-    Run(Options),
-    /// Explain the options.
-    Help,
-}
-
-/// A command line that can not be obeyed: names the words and says what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsageError(String);
-
-impl UsageError {
-    /// `words` of the command line, and what is wrong with them.
-    fn new(words: &str, problem: impl fmt::Display) -> Self {
-        Self(format!("`{words}`: {problem}"))
-    }
-}
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for UsageError {}
-
 impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
     /// When a word is not understood, or words contradict each other.
-    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request, UsageError> {
+    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request<Self>, UsageError> {
         let mut words = Words::new(words);
         let mut options = Self::default();
-        while let Some(word) = words.next_arg().map_err(misused)? {
+        while let Some(word) = words.next_arg()? {
             let name = match word {
-                Arg::Long("help") | Arg::Short('h') => return Ok(Request::Help),
+                Arg::Long("help") | Arg::Short('h') => return Ok(Request::help(USAGE)),
                 Arg::Long("own") => {
                     options.touch(Touch::Own)?;
                     continue;
@@ -124,16 +98,16 @@ impl Options {
                     continue;
                 }
                 Arg::Long(name @ ("pages" | "threads" | "repeat")) => name,
-                Arg::Long(name) => return Err(UsageError::new(&format!("--{name}"), "no such option")),
-                Arg::Short(name) => return Err(UsageError::new(&format!("-{name}"), "no such option")),
-                Arg::Positional(word) => return Err(UsageError::new(word, "expected an option")),
+                word => return Err(UsageError::unknown(word)),
             };
-            let value = words.value().map_err(misused)?;
+            let value = words.value()?;
             let wrong = |problem: String| UsageError::new(&format!("--{name} {value}"), problem);
             match name {
-                "pages" => options.pages = counts(value, None).map_err(wrong)?,
-                "threads" => options.threads = Some(counts(value, Some(MAX_THREADS)).map_err(wrong)?),
-                _ => options.repeat = count(value).map_err(wrong)?,
+                "pages" => options.pages = numbers(value, NonZeroUsize::MIN..).map_err(wrong)?,
+                "threads" => {
+                    options.threads = Some(numbers(value, NonZeroUsize::MIN..=MAX_THREADS).map_err(wrong)?);
+                }
+                _ => options.repeat = number(value, NonZeroUsize::MIN..).map_err(wrong)?,
             }
         }
         Ok(Request::Run(options))
@@ -152,39 +126,21 @@ impl Options {
     }
 }
 
-/// An option with a value that it does not take, or without one that it needs.
-fn misused(error: getargs::Error<&str>) -> UsageError {
-    match error {
-        getargs::Error::RequiresValue(option) => UsageError::new(&option.to_string(), "needs a value"),
-        getargs::Error::DoesNotRequireValue(option) => UsageError::new(&option.to_string(), "takes no value"),
-        _ => UsageError(error.to_string()),
-    }
-}
-
-/// Numbers with commas between them, each as for [`count`].
-fn counts(value: &str, most: Option<usize>) -> Result<Vec<NonZeroUsize>, String> {
-    let numbers: Option<_> = value.split(',').map(|number| parse(number, most)).collect();
-    numbers.ok_or_else(|| match most {
-        Some(most) => format!("expected numbers from 1 to {most}, with commas between them"),
-        None => "expected numbers, at least 1, with commas between them".to_string(),
-    })
-}
-
-/// A number of at least 1, and of `most` at most.
-fn count(value: &str) -> Result<NonZeroUsize, String> {
-    parse(value, None).ok_or_else(|| "expected a number, at least 1".to_string())
-}
-
-fn parse(value: &str, most: Option<usize>) -> Option<NonZeroUsize> {
-    let number: NonZeroUsize = value.parse().ok()?;
-    most.is_none_or(|most| number.get() <= most).then_some(number)
+/// Numbers with commas between them, each within `bounds`.
+fn numbers(value: &str, bounds: impl RangeBounds<NonZeroUsize> + Clone) -> Result<Vec<NonZeroUsize>, String> {
+    let numbers = value.split(',').map(|text| number(text, bounds.clone()));
+    numbers
+        .collect::<Result<_, _>>()
+        .map_err(|problem| format!("{problem}, or several with commas between them"))
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
-    fn parse(line: &str) -> Result<Request, UsageError> {
+    fn parse(line: &str) -> Result<Request<Options>, UsageError> {
         Options::parse(line.split_whitespace())
     }
 
@@ -195,7 +151,7 @@ mod tests {
         }
     }
 
-    fn numbers(numbers: &[usize]) -> Vec<NonZeroUsize> {
+    fn counts(numbers: &[usize]) -> Vec<NonZeroUsize> {
         let positive = |&number| NonZeroUsize::new(number).expect("not zero");
         numbers.iter().map(positive).collect()
     }
@@ -203,10 +159,10 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         assert_eq!(run(""), Options::default());
-        assert_eq!(Options::default().pages, numbers(&[100, 6000]));
+        assert_eq!(Options::default().pages, counts(&[100, 6000]));
         let expected = Options {
-            pages: numbers(&[10, 2, 10]),
-            threads: Some(numbers(&[65_535, 1])),
+            pages: counts(&[10, 2, 10]),
+            threads: Some(counts(&[65_535, 1])),
             touch: Touch::Slices,
             repeat: NonZeroUsize::new(20).unwrap(),
         };
@@ -215,21 +171,21 @@ mod tests {
             expected
         );
         assert_eq!(run("--own").touch, Touch::Own);
-        assert_eq!(parse("--own -h"), Ok(Request::Help));
-        assert_eq!(parse("--help --nonsense"), Ok(Request::Help));
+        assert_eq!(parse("--own -h"), Ok(Request::help(USAGE)));
+        assert_eq!(parse("--help --nonsense"), Ok(Request::help(USAGE)));
     }
 
     #[test]
     fn errors_name_the_words() {
         for (line, words) in [
             ("--pages", "`--pages`: needs a value"),
-            ("--pages 0", "`--pages 0`: expected numbers, at least 1"),
+            ("--pages 0", "`--pages 0`: expected a number, at least 1"),
             ("--pages 100,", "`--pages 100,`"),
             ("--pages 100;200", "`--pages 100;200`"),
             ("--threads -1", "`--threads -1`"),
             (
                 "--threads 65536",
-                "`--threads 65536`: expected numbers from 1 to 65535",
+                "`--threads 65536`: expected a number from 1 to 65535",
             ),
             ("--threads 1,many", "`--threads 1,many`"),
             ("--repeat 0", "`--repeat 0`: expected a number, at least 1"),

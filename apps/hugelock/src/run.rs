@@ -7,6 +7,7 @@ use core::fmt;
 use core::num::NonZeroUsize;
 use core::time::Duration;
 
+use command_line::options_or_status;
 use homenode::mem::{RegionError, page_table_locks};
 use homenode::phase::Phase;
 use homenode::sync::Barrier;
@@ -16,15 +17,13 @@ use homenode::{Args, ExitCode, eprintln, println};
 use homenode_topology::{Bytes, Node};
 
 use crate::array::{Array, PAGE_BYTES, PageCounts};
-use crate::options::{Options, Request, Touch, USAGE};
+use crate::options::{Options, Touch, USAGE};
 
 const TOUCH: Phase<0x70> = Phase::new("hugelock_touch");
 const ACCESS: Phase<0x72> = Phase::new("hugelock_access");
 
 /// The status when pages did not hold what was written to them.
 const WRONG_CONTENTS: u8 = 1;
-/// The status after wrong arguments.
-const WRONG_ARGUMENTS: u8 = 2;
 /// The status when there is not enough memory.
 const NO_MEMORY: u8 = 3;
 
@@ -72,17 +71,9 @@ impl Failure {
 
 /// Runs the program with its arguments, and says how it ended.
 pub fn run(args: Args) -> ExitCode {
-    let options = match Options::parse(args) {
-        Ok(Request::Help) => {
-            println!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Ok(Request::Run(options)) => options,
-        Err(error) => {
-            // Before the error, so that this is what is seen last.
-            eprintln!("{USAGE}\n\nhugelock: {error}");
-            return ExitCode::from(WRONG_ARGUMENTS);
-        }
+    let options = match options_or_status("hugelock", USAGE, Options::parse(args)) {
+        Ok(options) => options,
+        Err(status) => return status,
     };
     match run_all(&options) {
         Ok(()) => ExitCode::SUCCESS,

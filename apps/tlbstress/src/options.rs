@@ -1,10 +1,10 @@
 //! The command line.
 
 use alloc::format;
-use alloc::string::{String, ToString};
-use core::fmt;
+use core::ops::RangeInclusive;
 use core::time::Duration;
 
+use command_line::{Request, UsageError};
 use getargs::{Arg, Options as Words};
 
 use crate::tag::MAX_PAGES;
@@ -49,86 +49,43 @@ impl Default for Options {
     }
 }
 
-/// What the program is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Run.
-    Run(Options),
-    /// Explain the options.
-    Help,
-}
-
-/// A command line that can not be obeyed: names the words and says what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct UsageError(String);
-
-impl UsageError {
-    /// `words` of the command line, and what is wrong with them.
-    fn new(words: &str, problem: impl fmt::Display) -> Self {
-        Self(format!("`{words}`: {problem}"))
-    }
-}
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl core::error::Error for UsageError {}
-
 impl Options {
     /// Reads the arguments after the program's name.
     ///
     /// # Errors
     /// When a word is not understood.
-    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request, UsageError> {
+    pub(crate) fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Request<Self>, UsageError> {
         let mut words = Words::new(words);
         let mut options = Self::default();
-        while let Some(word) = words.next_arg().map_err(misused)? {
+        while let Some(word) = words.next_arg()? {
             let name = match word {
-                Arg::Long("help") | Arg::Short('h') => return Ok(Request::Help),
+                Arg::Long("help") | Arg::Short('h') => return Ok(Request::help(USAGE)),
                 Arg::Long(name @ ("seconds" | "threads" | "pages" | "seed")) => name,
-                Arg::Long(name) => return Err(UsageError::new(&format!("--{name}"), "no such option")),
-                Arg::Short(name) => return Err(UsageError::new(&format!("-{name}"), "no such option")),
-                Arg::Positional(word) => return Err(UsageError::new(word, "expected an option")),
+                word => return Err(UsageError::unknown(word)),
             };
-            let value = words.value().map_err(misused)?;
-            let number = |least: u64, most: u64| {
-                let number = value
-                    .parse()
-                    .ok()
-                    .filter(|number| (least..=most).contains(number));
-                number.ok_or_else(|| {
-                    let problem = format!("expected a number from {least} to {most}");
-                    UsageError::new(&format!("--{name} {value}"), problem)
-                })
+            let value = words.value()?;
+            let number = |bounds: RangeInclusive<u64>| {
+                command_line::number(value, bounds)
+                    .map_err(|problem| UsageError::new(&format!("--{name} {value}"), problem))
             };
             match name {
-                "seconds" => options.duration = Duration::from_secs(number(1, u32::MAX.into())?),
-                "threads" => options.threads = Some(number(1, MAX_THREADS as u64)? as usize),
-                "pages" => options.pages = number(1, MAX_PAGES as u64)? as usize,
-                _ => options.seed = number(0, u64::MAX)?,
+                "seconds" => options.duration = Duration::from_secs(number(1..=u32::MAX.into())?),
+                "threads" => options.threads = Some(number(1..=MAX_THREADS as u64)? as usize),
+                "pages" => options.pages = number(1..=MAX_PAGES as u64)? as usize,
+                _ => options.seed = number(0..=u64::MAX)?,
             }
         }
         Ok(Request::Run(options))
     }
 }
 
-/// An option with a value that it does not take, or without one that it needs.
-fn misused(error: getargs::Error<&str>) -> UsageError {
-    match error {
-        getargs::Error::RequiresValue(option) => UsageError::new(&option.to_string(), "needs a value"),
-        getargs::Error::DoesNotRequireValue(option) => UsageError::new(&option.to_string(), "takes no value"),
-        _ => UsageError(error.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
-    fn parse(line: &str) -> Result<Request, UsageError> {
+    fn parse(line: &str) -> Result<Request<Options>, UsageError> {
         Options::parse(line.split_whitespace())
     }
 
@@ -145,7 +102,7 @@ mod tests {
             parse("--seconds 60 --threads=1024 --pages 256 --seed 18446744073709551615"),
             Ok(Request::Run(expected))
         );
-        assert_eq!(parse("--seconds 5 -h --nonsense"), Ok(Request::Help));
+        assert_eq!(parse("--seconds 5 -h --nonsense"), Ok(Request::help(USAGE)));
     }
 
     #[test]

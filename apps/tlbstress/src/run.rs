@@ -4,13 +4,14 @@ use alloc::format;
 use alloc::string::String;
 use core::{fmt, hint};
 
+use command_line::options_or_status;
 use homenode::mem::{PageSize, RegionError};
 use homenode::metrics::{self, TlbCounts};
 use homenode::thread::{self, Builder, SpawnError};
 use homenode::time::{Duration, Instant};
 use homenode::{Args, CpuId, ExitCode, eprintln, println, tlb};
 
-use crate::options::{Options, Request, USAGE};
+use crate::options::{Options, USAGE};
 use crate::parcel::Parcel;
 use crate::stage::{Operation, Stage, Stop};
 use crate::tag::Stamp;
@@ -18,8 +19,6 @@ use crate::worker::{Plan, Worker};
 
 /// The status when a tag was wrong.
 const WRONG_TAG: u8 = 1;
-/// The status after wrong arguments.
-const WRONG_ARGUMENTS: u8 = 2;
 /// The status when there is not enough memory.
 const NO_MEMORY: u8 = 3;
 
@@ -35,17 +34,9 @@ static STAGE: Stage = Stage::new();
 
 /// Runs the program with its arguments, and says how it ended.
 pub fn run(args: Args) -> ExitCode {
-    let options = match Options::parse(args) {
-        Ok(Request::Help) => {
-            println!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Ok(Request::Run(options)) => options,
-        Err(error) => {
-            // Before the error, so that this is what is seen last.
-            eprintln!("{USAGE}\n\ntlbstress: {error}");
-            return ExitCode::from(WRONG_ARGUMENTS);
-        }
+    let options = match options_or_status("tlbstress", USAGE, Options::parse(args)) {
+        Ok(options) => options,
+        Err(status) => return status,
     };
     match run_on(&STAGE, options) {
         Ok(Verdict::Passed) => {

@@ -46,7 +46,8 @@ pub fn cargo() -> Command {
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// Whether `cargo xtask build` makes an image of it: it lies under `apps/`, or is the boot tests' guest.
+    /// Whether `cargo xtask build` makes an image of it: it has a binary, and lies under `apps/` or is the boot
+    /// tests' guest.
     pub is_application: bool,
     /// Whether it has the feature `hosted`: without that feature it builds for the bare machine only.
     pub has_hosted: bool,
@@ -75,7 +76,8 @@ pub fn packages() -> Result<Vec<Package>> {
     let package = |value: &serde_json::Value| {
         Some(Package {
             name: value["name"].as_str()?.to_owned(),
-            is_application: is_application(Path::new(value["manifest_path"].as_str()?)),
+            is_application: has_binary(value)
+                && is_applications_place(Path::new(value["manifest_path"].as_str()?)),
             has_hosted: value["features"].get("hosted").is_some(),
         })
     };
@@ -84,7 +86,14 @@ pub fn packages() -> Result<Vec<Package>> {
     Ok(packages)
 }
 
-fn is_application(manifest: &Path) -> bool {
+/// Whether a package of `cargo metadata`'s list builds a program.
+fn has_binary(package: &serde_json::Value) -> bool {
+    let targets = package["targets"].as_array().into_iter().flatten();
+    let mut kinds = targets.flat_map(|target| target["kind"].as_array().into_iter().flatten());
+    kinds.any(|kind| kind == "bin")
+}
+
+fn is_applications_place(manifest: &Path) -> bool {
     let folder = manifest
         .parent()
         .and_then(|folder| folder.strip_prefix(root()).ok());
@@ -96,13 +105,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn applications_are_the_packages_under_apps_and_the_guest() {
-        assert!(is_application(&root().join("apps/hello/Cargo.toml")));
-        assert!(is_application(&root().join("tests/guest/Cargo.toml")));
-        assert!(!is_application(&root().join("tests/boot/Cargo.toml")));
-        assert!(!is_application(&root().join("unikernel/kernel/Cargo.toml")));
-        assert!(!is_application(&root().join("apps/Cargo.toml")));
-        assert!(!is_application(Path::new("/elsewhere/apps/hello/Cargo.toml")));
+    fn applications_lie_under_apps_except_for_the_guest() {
+        assert!(is_applications_place(&root().join("apps/hello/Cargo.toml")));
+        assert!(is_applications_place(&root().join("tests/guest/Cargo.toml")));
+        assert!(!is_applications_place(&root().join("tests/boot/Cargo.toml")));
+        assert!(!is_applications_place(
+            &root().join("unikernel/kernel/Cargo.toml")
+        ));
+        assert!(!is_applications_place(&root().join("apps/Cargo.toml")));
+        assert!(!is_applications_place(Path::new(
+            "/elsewhere/apps/hello/Cargo.toml"
+        )));
     }
 
     #[test]
@@ -110,6 +123,7 @@ mod tests {
         let packages = packages().unwrap();
         let find = |name: &str| packages.iter().find(|package| package.name == name).unwrap();
         assert!(find("hello").is_application && find("hello").has_hosted);
+        assert!(!find("command-line").is_application && find("command-line").has_hosted);
         assert!(!find("homenode").is_application && find("homenode").has_hosted);
         assert!(!find("xtask").is_application && !find("xtask").has_hosted);
     }
