@@ -1,6 +1,7 @@
 //! A phase with what its kernel counted meanwhile, which no counter outside of the machine sees: interrupts, locks of page tables
 //! and flushes of the TLB.
 
+use core::ops::Sub;
 use core::time::Duration;
 
 use homenode::metrics::{Interrupts, TableLocks, TlbCounts, interrupts, table_locks, tlb};
@@ -111,27 +112,13 @@ impl Counts {
 
     /// What was counted after `before`.
     fn since(&self, before: &Self) -> Self {
+        fn difference<T: Sub<Output = T>>(after: Option<T>, before: Option<T>) -> Option<T> {
+            Some(after? - before?)
+        }
         Self {
-            interrupts: self
-                .interrupts
-                .zip(before.interrupts)
-                .map(|(after, before)| Interrupts {
-                    timer: after.timer - before.timer,
-                    wake: after.wake - before.wake,
-                    flush: after.flush - before.flush,
-                }),
-            locks: self.locks.zip(before.locks).map(|(after, before)| TableLocks {
-                taken: after.taken - before.taken,
-                contended: after.contended - before.contended,
-            }),
-            tlb: self.tlb.zip(before.tlb).map(|(after, before)| TlbCounts {
-                forced: after.forced - before.forced,
-                interrupts_sent: after.interrupts_sent - before.interrupts_sent,
-                catch_ups: after.catch_ups - before.catch_ups,
-                retired: after.retired - before.retired,
-                flush_all: after.flush_all - before.flush_all,
-                flush_one: after.flush_one - before.flush_one,
-            }),
+            interrupts: difference(self.interrupts, before.interrupts),
+            locks: difference(self.locks, before.locks),
+            tlb: difference(self.tlb, before.tlb),
         }
     }
 }

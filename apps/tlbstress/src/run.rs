@@ -110,7 +110,7 @@ fn run_on(stage: &Stage, options: Options) -> Result<Verdict, Failure> {
     tlb::drain();
     println!("{}", summary(stage, time));
     if let (Some(before), Some(now)) = (before, metrics::tlb()) {
-        println!("TLB: {}", counts_since(before, now));
+        println!("TLB: {}", described(now - before));
     }
     match stage.stopped_by() {
         None => Ok(Verdict::Passed),
@@ -209,15 +209,18 @@ fn summary(stage: &Stage, time: Duration) -> String {
     )
 }
 
-fn counts_since(before: TlbCounts, now: TlbCounts) -> String {
+fn described(counts: TlbCounts) -> String {
+    let TlbCounts {
+        forced,
+        interrupts_sent,
+        catch_ups,
+        retired,
+        flush_all,
+        flush_one,
+    } = counts;
     format!(
-        "{} ranges retired, {} catch-ups, {} times forced with {} interrupts, {} flushes of everything and {} of one page",
-        now.retired - before.retired,
-        now.catch_ups - before.catch_ups,
-        now.forced - before.forced,
-        now.interrupts_sent - before.interrupts_sent,
-        now.flush_all - before.flush_all,
-        now.flush_one - before.flush_one
+        "{retired} ranges retired, {catch_ups} catch-ups, {forced} times forced with {interrupts_sent} interrupts, \
+         {flush_all} flushes of everything and {flush_one} of one page"
     )
 }
 

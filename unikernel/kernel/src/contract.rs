@@ -157,41 +157,64 @@ pub(crate) enum WaitOutcome {
     TimedOut,
 }
 
-/// How many interrupts all CPUs have taken since boot, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Interrupts {
-    /// The CPUs' own timers.
-    pub timer: u64,
-    /// Other CPUs' requests to look for a thread to run.
-    pub wake: u64,
-    /// Other CPUs' requests to flush the TLB.
-    pub flush: u64,
+/// Defines what all CPUs have counted since boot. The difference of two is what was counted in between.
+macro_rules! counts {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$field_doc:meta])* $field:ident,)+ }
+    )+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: u64,)+
+        }
+
+        impl core::ops::Sub for $name {
+            type Output = Self;
+
+            fn sub(self, before: Self) -> Self {
+                Self {
+                    $($field: self.$field - before.$field,)+
+                }
+            }
+        }
+    )+};
 }
 
-/// How many locks of page tables all CPUs have taken since boot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TableLocks {
-    /// All of them.
-    pub taken: u64,
-    /// Those for which a CPU had to wait.
-    pub contended: u64,
-}
+counts! {
+    /// How many interrupts all CPUs have taken since boot, by kind.
+    Interrupts {
+        /// The CPUs' own timers.
+        timer,
+        /// Other CPUs' requests to look for a thread to run.
+        wake,
+        /// Other CPUs' requests to flush the TLB.
+        flush,
+    }
 
-/// What all CPUs have done about each other's translations since boot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TlbCounts {
-    /// How often a CPU did not wait for the others' safe points.
-    pub forced: u64,
-    /// CPUs that were interrupted for that.
-    pub interrupts_sent: u64,
-    /// How often a CPU dropped translations for which others wait.
-    pub catch_ups: u64,
-    /// Ranges that were given back and that wait, or have waited.
-    pub retired: u64,
-    /// How often a CPU dropped all of its translations.
-    pub flush_all: u64,
-    /// How often a CPU dropped the translation of one page.
-    pub flush_one: u64,
+    /// How many locks of page tables all CPUs have taken since boot.
+    TableLocks {
+        /// All of them.
+        taken,
+        /// Those for which a CPU had to wait.
+        contended,
+    }
+
+    /// What all CPUs have done about each other's translations since boot.
+    TlbCounts {
+        /// How often a CPU did not wait for the others' safe points.
+        forced,
+        /// CPUs that were interrupted for that.
+        interrupts_sent,
+        /// How often a CPU dropped translations for which others wait.
+        catch_ups,
+        /// Ranges that were given back and that wait, or have waited.
+        retired,
+        /// How often a CPU dropped all of its translations.
+        flush_all,
+        /// How often a CPU dropped the translation of one page.
+        flush_one,
+    }
 }
 
 /// Where console output goes when there is a difference.

@@ -309,6 +309,14 @@ impl CpuCounters {
         wrapping_sum(cpus.into_iter().map(|cpu| cpu.get(counter)))
     }
 
+    /// The sum of `counter`, and of all others that are shown under the same name, over `cpus`.
+    pub fn sum_of_family<'a>(cpus: impl Iterator<Item = &'a Self> + Clone, counter: CpuCounter) -> u64 {
+        let family = CpuCounter::ALL
+            .iter()
+            .filter(|other| other.family() == counter.family());
+        wrapping_sum(family.map(|&counter| Self::sum(cpus.clone(), counter)))
+    }
+
     /// The sum of `counter` of `node` over `cpus`.
     pub(crate) fn sum_node<'a>(
         cpus: impl IntoIterator<Item = &'a Self>,
@@ -404,6 +412,34 @@ mod tests {
         for size in 0..PAGE_SIZES {
             assert_eq!(counters.pages(NodeId(1), size), 0);
         }
+    }
+
+    #[test]
+    fn a_family_is_summed_over_cpus() {
+        let cpus = [counters(0), counters(0)];
+        for cpu in &cpus {
+            for (i, &counter) in CpuCounter::ALL.iter().enumerate() {
+                cpu.add(counter, 1 << i);
+            }
+        }
+        let forced = [
+            CpuCounter::TlbForcedDeadline,
+            CpuCounter::TlbForcedPending,
+            CpuCounter::TlbForcedMemory,
+            CpuCounter::TlbForcedDrain,
+            CpuCounter::TlbForcedRevoke,
+            CpuCounter::TlbForcedChange,
+            CpuCounter::TlbForcedOff,
+        ];
+        let sum: u64 = forced.iter().map(|&counter| 2 << counter as u32).sum();
+        for counter in forced {
+            assert_eq!(CpuCounters::sum_of_family(cpus.iter(), counter), sum);
+        }
+        let retired = CpuCounter::TlbRetired;
+        assert_eq!(
+            CpuCounters::sum_of_family(cpus.iter(), retired),
+            2 << retired as u32
+        );
     }
 
     #[test]

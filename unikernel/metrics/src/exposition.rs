@@ -40,7 +40,7 @@ enum Kind {
 }
 
 /// A metric family: what its samples have in common.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Family {
     prefix: &'static str,
     /// The name behind the prefix, as in the Prometheus format: counters end in `_total`, information in `_info`.

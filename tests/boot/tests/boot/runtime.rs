@@ -115,7 +115,10 @@ fn without_laziness_each_time_interrupts_all_cpus() {
 
 #[test]
 fn a_cpu_that_computes_is_interrupted_once_per_deadline() {
-    run(guest().cmdline("ip=off tlb.deadline=50ms"), &["tlb-deadline"]);
+    run(
+        guest().cmdline("ip=off tlb.deadline=50ms tlb.pending_max=64M"),
+        &["tlb-deadline"],
+    );
 }
 
 #[test]

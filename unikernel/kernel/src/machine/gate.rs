@@ -7,7 +7,7 @@
 use core::mem::{ManuallyDrop, MaybeUninit};
 
 use super::percpu::{self, offset, this_cpu};
-use super::{housekeeping, program_memory};
+use super::{housekeeping, tlb};
 
 core::arch::global_asm!(
     ".section .kernel_entry, \"ax\", @progbits",
@@ -74,7 +74,7 @@ unsafe extern "C" fn run<F: FnOnce() -> R, R>(data: *mut u8) {
     let function = unsafe { ManuallyDrop::take(&mut (*call).function) };
     let result = function();
     housekeeping::run_if_due();
-    program_memory::safe_point();
+    tlb::safe_point();
     // SAFETY: the function was taken out, so the place is free for the result.
     unsafe { (*call).result = ManuallyDrop::new(MaybeUninit::new(result)) };
 }

@@ -10,7 +10,7 @@ use x86_64::instructions::interrupts;
 
 use super::percpu::{self, Due, PerCpu, this_cpu};
 use super::traps::vector;
-use super::{apic, clock, net, program_memory, sched};
+use super::{apic, clock, net, sched, tlb};
 
 /// Time between two polls from the timer, in nanoseconds.
 const PERIOD_NS: u64 = 1_000_000;
@@ -135,7 +135,7 @@ pub(crate) fn run_if_due() {
 fn run_due() {
     let due = interrupts::without_interrupts(|| this_cpu().due.replace(Due::empty()));
     if due.contains(Due::ALARM) {
-        program_memory::alarm();
+        tlb::alarm();
     }
     if due.contains(Due::HOUSEKEEPING) {
         net::poll();

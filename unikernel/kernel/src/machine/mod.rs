@@ -28,6 +28,7 @@ mod smp;
 mod stacks;
 mod status;
 pub(crate) mod sys;
+mod tlb;
 mod traps;
 
 use core::panic::PanicInfo;

@@ -3,22 +3,21 @@
 use core::fmt::{self, Write};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
-use core::time::Duration;
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use hermit_sync::OnceCell;
-use homenode_metrics::{CpuCounter, NodeTlb, Tlb};
 use homenode_mm::{
-    Access, AddressSpace, Attributes, Cause, FaultError, FrameSize, LockScheme, MapError, OutOfMemory,
-    PageSize, PageState, Policy, Protection, RangeError, ReserveError, Retirement, SafePoint, Size4KiB,
-    TlbEngine, VirtAddr, VirtRange,
+    Access, AddressSpace, Attributes, FaultError, FrameSize, LockScheme, MapError, OutOfMemory, PageSize,
+    PageState, Policy, Protection, RangeError, ReserveError, Retirement, Size4KiB, TlbEngine, VirtAddr,
+    VirtRange,
 };
 use homenode_topology::{Bytes, Node, NodeId, Topology};
 
 use super::memory::{self, DirectMap};
-use super::percpu::{self, Due, PerCpu, this_cpu};
-use super::{clock, cpu, gate, stacks};
+use super::percpu::{PerCpu, this_cpu};
+use super::{cpu, gate, stacks};
 use crate::cmdline;
 
 /// Where program memory begins: high enough that no small integer is a usable pointer, and a whole entry of the root.
@@ -26,7 +25,6 @@ const START: u64 = 512 << 30;
 /// Where it ends: with the lower half, but for the last entry of the root, so that no range ends where addresses do.
 const END: u64 = (1 << 47) - (512 << 30);
 
-static TLB: OnceCell<TlbEngine> = OnceCell::new();
 static SPACE: OnceCell<AddressSpace<'static, DirectMap>> = OnceCell::new();
 
 /// The part of a node's memory that may wait for CPUs to drop translations, unless the command line says how much.
@@ -39,7 +37,7 @@ const PENDING_SHARE: u64 = 32;
 pub(crate) fn init(topology: &Topology, scheme: LockScheme, words: &cmdline::Tlb) -> Result<(), MapError> {
     memory::init_idle_root()?;
     let nodes_of_cpus: Vec<NodeId> = topology.cpus().iter().map(|cpu| cpu.node).collect();
-    let tlb = TLB.get_or_init(|| TlbEngine::new(&nodes_of_cpus, words.range_max_pages));
+    let tlb = Box::leak(Box::new(TlbEngine::new(&nodes_of_cpus, words.range_max_pages)));
     let pending_max = |node: &Node| {
         words
             .pending_max_bytes
@@ -59,115 +57,9 @@ pub(crate) fn init(topology: &Topology, scheme: LockScheme, words: &cmdline::Tlb
     Ok(())
 }
 
-fn space() -> &'static AddressSpace<'static, DirectMap> {
+/// Program memory, once it is set up.
+pub(super) fn space() -> &'static AddressSpace<'static, DirectMap> {
     SPACE.get().expect("program memory is set up before it is used")
-}
-
-/// Lets the running CPU, which was idle, use program memory from now on.
-pub(crate) fn exit_idle() {
-    if let Some(tlb) = TLB.get() {
-        tlb.exit_idle(&DirectMap);
-    }
-}
-
-/// Lets the running CPU take part in TLB coherence. Once, before its first thread.
-pub(crate) fn join(cpu: &PerCpu) {
-    if let Some(tlb) = TLB.get() {
-        cpu.space.set(Some(space().of_cpu(cpu.cpu.get())));
-        tlb.exit_idle(&DirectMap);
-    }
-}
-
-/// Lets nobody wait for the running CPU until [`exit_idle`], before which it touches no program memory.
-pub(crate) fn enter_idle() {
-    if let Some(tlb) = TLB.get() {
-        tlb.enter_idle(&DirectMap);
-    }
-}
-
-/// Drops this CPU's translations if others wait for that. Called where it holds no lock and walks no page table.
-#[inline(always)]
-pub(crate) fn safe_point() {
-    if is_behind() {
-        catch_up(SafePoint::Kernel);
-    }
-}
-
-/// Whether others wait until the running CPU has dropped its translations.
-#[inline(always)]
-fn is_behind() -> bool {
-    let space = this_cpu().space.get();
-    space.is_some_and(|space| space.is_behind())
-}
-
-#[cold]
-fn catch_up(at: SafePoint) {
-    if let Some(tlb) = TLB.get() {
-        tlb.catch_up(&DirectMap, at);
-    }
-}
-
-/// As [`safe_point`], where the program says so.
-#[inline]
-pub(crate) fn quiesce() {
-    if is_behind() {
-        gate::enter(|| catch_up(SafePoint::Quiesce));
-    }
-}
-
-/// Called by the timer: notes the memory manager's alarm as due when its time has come.
-pub(crate) fn note_alarm(cpu: &PerCpu) {
-    if clock::now_ns() >= cpu.alarm_at_ns.get() {
-        cpu.alarm_at_ns.set(u64::MAX);
-        cpu.set_due(Due::ALARM);
-    }
-}
-
-/// Does what the alarm was set for. Inside the gate, interrupts on.
-pub(crate) fn alarm() {
-    space().alarm();
-}
-
-/// Returns when all that has been given back until now is free.
-pub(crate) fn drain() {
-    gate::enter(|| {
-        space().drain(Cause::Drain);
-    });
-}
-
-/// Frees what waits for CPUs to drop translations, since memory is short; whether there was any. Inside the gate, interrupts on.
-pub(crate) fn free_retired() -> bool {
-    space().drain(Cause::Memory)
-}
-
-/// How TLB coherence is kept, for the metrics.
-pub(crate) fn tlb_status() -> Tlb {
-    let (space, tlb) = (space(), space().tlb());
-    Tlb {
-        lazy: space.is_lazy(),
-        deadline: Duration::from_nanos(space.deadline_ns()),
-        range_max_pages: tlb.range_max_pages(),
-        generation: tlb.epoch(),
-    }
-}
-
-/// The part of a node in TLB coherence, for the metrics.
-pub(crate) fn node_tlb(node: NodeId) -> NodeTlb {
-    let space = space();
-    let cpus = || {
-        let of_node = percpu::all().iter().filter(move |cpu| cpu.node.get() == node);
-        of_node.map(|cpu| cpu.cpu.get())
-    };
-    NodeTlb {
-        pending_bytes: cpus().map(|cpu| space.pending_bytes(cpu)).sum(),
-        pending_max_bytes: space.pending_max_bytes(node),
-        generation_lag: cpus().map(|cpu| space.tlb().lag(cpu)).max().unwrap_or(0),
-    }
-}
-
-/// What becomes of memory that is given back: "lazy" or "off".
-pub(crate) fn tlb_mode() -> &'static str {
-    if space().is_lazy() { "lazy" } else { "off" }
 }
 
 /// How page-table pages are locked.
@@ -175,16 +67,6 @@ pub(crate) fn lock_scheme() -> &'static str {
     match space().scheme() {
         LockScheme::Split => "split",
         LockScheme::Coarse => "coarse",
-    }
-}
-
-/// Drops this CPU's translations as another CPU asks. Called by the interrupt.
-pub(crate) fn answer_flush(cpu: &PerCpu) {
-    if TLB
-        .get()
-        .is_some_and(|tlb| tlb.catch_up(&DirectMap, SafePoint::Interrupt))
-    {
-        cpu.count(CpuCounter::TlbRemoteFlushReceived);
     }
 }
 

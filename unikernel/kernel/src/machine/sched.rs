@@ -19,7 +19,7 @@ use x86_64::instructions::interrupts;
 use super::percpu::{self, Due, PerCpu, offset, this_cpu};
 use super::stacks::{KernelStack, ProgramStack};
 use super::traps::vector;
-use super::{apic, clock, cpu as processor, gate, housekeeping, net, program_memory};
+use super::{apic, clock, cpu as processor, gate, housekeeping, net, tlb};
 use crate::contract::{ThreadId, WaitOutcome};
 
 /// What a thread runs: program code, called outside the gate.
@@ -422,7 +422,8 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -
         let thread = cpu.current().expect("a thread runs");
         interrupts::without_interrupts(|| announce_wait(cpu, thread, word as usize, deadline_ns));
         // Read again now that wakers can find the thread: whoever changed the word before did not. It may fault, so no lock is
-        // held. SAFETY: the caller's reference lives until this returns.
+        // held.
+        // SAFETY: the caller's reference lives until this returns.
         let changed = unsafe { (*word).load(Ordering::SeqCst) } != expected;
         interrupts::without_interrupts(|| {
             let withdrawn = changed && withdraw_wait(thread, word as usize);
@@ -586,7 +587,7 @@ pub(crate) extern "C" fn idle() -> ! {
             interrupts::enable();
             net::poll();
             housekeeping::run_if_due();
-            program_memory::safe_point();
+            tlb::safe_point();
             spin_loop();
             interrupts::disable();
             if !cpu.run_queue.lock().ready.is_empty() {
@@ -599,10 +600,10 @@ pub(crate) extern "C" fn idle() -> ! {
         // Pairs with the fence in `make_ready`.
         fence(Ordering::SeqCst);
         if cpu.run_queue.lock().ready.is_empty() && cpu.due.get() == Due::empty() {
-            program_memory::enter_idle();
+            tlb::enter_idle();
             interrupts::enable_and_hlt();
             interrupts::disable();
-            program_memory::exit_idle();
+            tlb::exit_idle();
         }
         cpu.idle.store(false, Ordering::Relaxed);
         interrupts::enable();

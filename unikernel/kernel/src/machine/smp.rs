@@ -16,7 +16,7 @@ use super::percpu::{self, PerCpu};
 use super::segments::{InterruptStack, Segments};
 use super::stacks::{KernelStack, TrapStacks};
 use super::traps::{self, vector};
-use super::{apic, clock, cpu, memory, program_memory, sched};
+use super::{apic, clock, cpu, memory, sched, tlb};
 
 unsafe extern "C" {
     static trampoline_start: u8;
@@ -150,7 +150,7 @@ pub(crate) unsafe fn prepare(topology: &'static Topology) -> Result<&'static Per
     // SAFETY: the boot processor, whose stacks have just been set.
     unsafe { load(boot) };
     apic::local().set_logical_id(boot);
-    program_memory::join(boot);
+    tlb::join(boot);
     boot.online.store(true, Ordering::Release);
     Ok(boot)
 }
@@ -329,7 +329,7 @@ pub(crate) extern "C" fn application_processor_main(cpu: &'static PerCpu) -> ! {
     let now = clock::now_ns();
     EARLIEST_START_NS.fetch_min(now, Ordering::Relaxed);
     LATEST_START_NS.fetch_max(now, Ordering::Relaxed);
-    program_memory::join(cpu);
+    tlb::join(cpu);
     cpu.online.store(true, Ordering::Release);
     sched::idle()
 }

@@ -8,12 +8,13 @@ use core::ptr;
 
 use hermit_sync::SpinMutex;
 use homenode_mm::{
-    Attributes, Frame, FrameSize, OutOfMemory, PageSize, Policy, Protection, Size4KiB, VirtAddr, VirtRange,
+    Attributes, Cause, Frame, FrameSize, OutOfMemory, PageSize, Policy, Protection, Size4KiB, VirtAddr,
+    VirtRange,
 };
 use homenode_topology::NodeId;
 
 use super::memory::{self, KERNEL_STACKS, KERNEL_STACKS_BYTES};
-use super::program_memory;
+use super::{program_memory, tlb};
 
 /// Mapped bytes of a kernel stack.
 const KERNEL_STACK_BYTES: u64 = 64 << 10;
@@ -21,6 +22,7 @@ const KERNEL_STACK_BYTES: u64 = 64 << 10;
 pub(crate) const KERNEL_STACK_GUARD_BYTES: u64 = 64 << 10;
 /// The address space of one kernel stack: its guard, then the stack.
 const SLOT_BYTES: u64 = KERNEL_STACK_BYTES + KERNEL_STACK_GUARD_BYTES;
+
 /// Slots of kernel stacks that no thread uses, by the node of their frames; and the first slot that was never used.
 struct KernelStackPool {
     unused: Vec<(NodeId, u64)>,
@@ -242,7 +244,7 @@ impl StackMemory {
 pub(crate) fn free_unused() -> bool {
     let unused = core::mem::take(&mut *PROGRAM_STACK_POOL.lock());
     unused.into_iter().for_each(StackMemory::release);
-    program_memory::free_retired()
+    tlb::drain(Cause::Memory)
 }
 
 /// Takes memory by `take`; if there is none, gives back what is kept for future threads and what waits for CPUs to drop

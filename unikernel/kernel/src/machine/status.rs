@@ -11,7 +11,7 @@ use homenode_metrics::{
 use homenode_topology::{CpuId, NodeId};
 
 use super::percpu::{self, PerCpu};
-use super::{clock, memory, net, program, program_memory, rtc, sched, sys};
+use super::{clock, memory, net, program, program_memory, rtc, sched, sys, tlb};
 
 /// The running kernel.
 pub(crate) struct Kernel;
@@ -32,7 +32,7 @@ impl Source for Kernel {
             threads: sched::thread_counts(),
             page_faults: CpuCounters::sum(counters.clone(), CpuCounter::PageFault),
             page_table_locks: PageTableLocks::counted_by(program_memory::lock_scheme(), counters.clone()),
-            tlb: program_memory::tlb_status(),
+            tlb: tlb::status(),
             nodes: sys::topology()
                 .nodes()
                 .iter()
@@ -70,6 +70,6 @@ fn node_status<'a>(node: NodeId, counters: impl IntoIterator<Item = &'a CpuCount
             kept_bytes: memory.kept_bytes,
         }),
         mapped_bytes: MappedBytes::counted_by(node, counters),
-        tlb: program_memory::node_tlb(node),
+        tlb: tlb::status_of(node),
     }
 }

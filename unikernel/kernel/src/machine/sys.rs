@@ -8,14 +8,14 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use hermit_sync::OnceCell;
-use homenode_metrics::CpuCounter;
+use homenode_metrics::{CpuCounter, CpuCounters};
 use homenode_mm::{
-    Attributes, OutOfMemory, PageSize, PageState, Policy, Protection, RangeError, ReserveError,
+    Attributes, Cause, OutOfMemory, PageSize, PageState, Policy, Protection, RangeError, ReserveError,
 };
 use homenode_topology::{CpuId, NodeId, Topology};
 
 use super::percpu::{self, this_cpu};
-use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks};
+use super::{clock, gate, program, program_memory, rtc, sched, serial, stacks, tlb};
 use crate::contract::{
     Interrupts, SpawnError, Stream, TableLocks, ThreadId, ThreadSpec, TlbCounts, WaitOutcome,
 };
@@ -102,10 +102,18 @@ pub(crate) fn wall_clock() -> Duration {
     rtc::unix_time()
 }
 
+fn counters() -> impl Iterator<Item = &'static CpuCounters> + Clone {
+    percpu::all().iter().map(|cpu| cpu.counters.get())
+}
+
 /// The sum of a counter over all CPUs.
 fn sum(counter: CpuCounter) -> u64 {
-    let counters = percpu::all().iter().map(|cpu| cpu.counters.get());
-    counters.map(|counters| counters.get(counter)).sum()
+    CpuCounters::sum(counters(), counter)
+}
+
+/// The sum of a counter and all others of its family over all CPUs.
+fn sum_of_family(counter: CpuCounter) -> u64 {
+    CpuCounters::sum_of_family(counters(), counter)
 }
 
 pub(crate) fn interrupts() -> Option<Interrupts> {
@@ -124,33 +132,10 @@ pub(crate) fn table_locks() -> Option<TableLocks> {
 }
 
 pub(crate) fn tlb_counts() -> Option<TlbCounts> {
-    let of = |family: &[CpuCounter]| family.iter().map(|&counter| sum(counter)).sum();
     Some(TlbCounts {
-        forced: of(&[
-            CpuCounter::TlbForcedDeadline,
-            CpuCounter::TlbForcedPending,
-            CpuCounter::TlbForcedMemory,
-            CpuCounter::TlbForcedDrain,
-            CpuCounter::TlbForcedRevoke,
-            CpuCounter::TlbForcedChange,
-            CpuCounter::TlbForcedOff,
-        ]),
-        interrupts_sent: of(&[
-            CpuCounter::TlbSentDeadline,
-            CpuCounter::TlbSentPending,
-            CpuCounter::TlbSentMemory,
-            CpuCounter::TlbSentDrain,
-            CpuCounter::TlbSentRevoke,
-            CpuCounter::TlbSentChange,
-            CpuCounter::TlbSentOff,
-        ]),
-        catch_ups: of(&[
-            CpuCounter::TlbCaughtUpInterrupt,
-            CpuCounter::TlbCaughtUpKernel,
-            CpuCounter::TlbCaughtUpQuiesce,
-            CpuCounter::TlbCaughtUpIdle,
-            CpuCounter::TlbCaughtUpOwn,
-        ]),
+        forced: sum_of_family(CpuCounter::TlbForcedOff),
+        interrupts_sent: sum_of_family(CpuCounter::TlbSentOff),
+        catch_ups: sum_of_family(CpuCounter::TlbCaughtUpOwn),
         retired: sum(CpuCounter::TlbRetired),
         flush_all: sum(CpuCounter::TlbLocalFlushAll),
         flush_one: sum(CpuCounter::TlbLocalFlushOne),
@@ -159,15 +144,17 @@ pub(crate) fn tlb_counts() -> Option<TlbCounts> {
 
 #[inline]
 pub(crate) fn quiesce() {
-    program_memory::quiesce();
+    tlb::quiesce();
 }
 
 pub(crate) fn drain() {
-    program_memory::drain();
+    gate::enter(|| {
+        tlb::drain(Cause::Drain);
+    });
 }
 
 pub(crate) fn tlb_mode() -> &'static str {
-    program_memory::tlb_mode()
+    tlb::mode()
 }
 
 pub(crate) fn exit(status: u8) -> ! {

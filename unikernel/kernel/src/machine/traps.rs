@@ -11,7 +11,7 @@ use x86_64::registers::control::Cr2;
 use super::percpu::{Due, PerCpu, offset, this_cpu};
 use super::segments::{Gate, InterruptStack, load_interrupt_table};
 use super::stacks::KERNEL_STACK_GUARD_BYTES;
-use super::{apic, crash, housekeeping, program_memory, sched};
+use super::{apic, crash, housekeeping, program_memory, sched, tlb};
 
 core::arch::global_asm!(
     include_str!("traps.s"),
@@ -134,7 +134,7 @@ extern "C" fn trap_entry(frame: &TrapFrame) {
             housekeeping::run_if_due();
             interrupts::disable();
         }
-        program_memory::safe_point();
+        tlb::safe_point();
     }
     cpu.gate_depth.set(depth);
 }
@@ -147,7 +147,7 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
             cpu.count(CpuCounter::TimerInterrupt);
             apic::local().eoi();
             housekeeping::note_tick(cpu);
-            program_memory::note_alarm(cpu);
+            tlb::note_alarm(cpu);
             sched::expire_timers(cpu);
         }
         vector::WAKE => {
@@ -157,7 +157,7 @@ fn handle(cpu: &'static PerCpu, frame: &TrapFrame, in_kernel: bool) {
         }
         vector::FLUSH => {
             cpu.count(CpuCounter::FlushInterrupt);
-            program_memory::answer_flush(cpu);
+            tlb::answer_flush(cpu);
             apic::local().eoi();
         }
         apic::SPURIOUS_VECTOR => cpu.count(CpuCounter::SpuriousInterrupt),

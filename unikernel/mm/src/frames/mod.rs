@@ -310,11 +310,10 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         purpose: Purpose,
     ) -> Result<Allocation<Frame<S>>, OutOfMemory> {
-        let Allocation { memory, placement } =
-            self.take(S::ORDER, policy, local, page_index, purpose, None)?;
+        let taken = self.allocate_block(S::ORDER, policy, local, page_index, purpose)?;
         Ok(Allocation {
-            memory: Frame::containing(memory.start()),
-            placement,
+            memory: Frame::containing(taken.memory.start()),
+            placement: taken.placement,
         })
     }
 
@@ -322,6 +321,7 @@ impl<M: Machine> FrameAllocator<M> {
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate).
+    #[inline]
     pub fn allocate_block(
         &self,
         order: Order,
@@ -330,37 +330,16 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         purpose: Purpose,
     ) -> Result<Allocation<Block>, OutOfMemory> {
-        self.take(order, policy, local, page_index, purpose, None)
+        self.allocate_reclaiming(order, policy, local, page_index, purpose, &|| false)
     }
 
-    /// Takes a frame as [`allocate`](Self::allocate), but where the node that is asked first has nothing left, `reclaim` is called
+    /// As [`allocate_block`](Self::allocate_block), but where the node that is asked first has nothing left, `reclaim` is called
     /// once, without a lock, and the node asked again if it says that it has given something back.
     ///
     /// # Errors
     /// As for [`allocate`](Self::allocate).
     #[inline]
-    pub fn allocate_reclaiming<S: FrameSize>(
-        &self,
-        policy: Policy,
-        local: NodeId,
-        page_index: u64,
-        purpose: Purpose,
-        reclaim: &dyn Fn() -> bool,
-    ) -> Result<Allocation<Frame<S>>, OutOfMemory> {
-        let Allocation { memory, placement } =
-            self.take(S::ORDER, policy, local, page_index, purpose, Some(reclaim))?;
-        Ok(Allocation {
-            memory: Frame::containing(memory.start()),
-            placement,
-        })
-    }
-
-    /// Takes a block as [`allocate_block`](Self::allocate_block), and reclaims as
-    /// [`allocate_reclaiming`](Self::allocate_reclaiming).
-    ///
-    /// # Errors
-    /// As for [`allocate`](Self::allocate).
-    pub fn allocate_block_reclaiming(
+    pub fn allocate_reclaiming(
         &self,
         order: Order,
         policy: Policy,
@@ -368,26 +347,6 @@ impl<M: Machine> FrameAllocator<M> {
         page_index: u64,
         purpose: Purpose,
         reclaim: &dyn Fn() -> bool,
-    ) -> Result<Allocation<Block>, OutOfMemory> {
-        self.take(order, policy, local, page_index, purpose, Some(reclaim))
-    }
-
-    /// The cache of `cpu`.
-    #[inline]
-    pub(crate) fn at_hand(&self, cpu: CpuId) -> AtHand<'_> {
-        let cache = self.caches.get(cpu.index());
-        AtHand(cache.and_then(|cache| cache.as_ref().map(CacheRef::get)))
-    }
-
-    #[inline]
-    fn take(
-        &self,
-        order: Order,
-        policy: Policy,
-        local: NodeId,
-        page_index: u64,
-        purpose: Purpose,
-        reclaim: Option<&dyn Fn() -> bool>,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         if let Some(kind) = Kind::of(order)
             && let Some(cache) = self.own_cache()
@@ -397,6 +356,13 @@ impl<M: Machine> FrameAllocator<M> {
             return Ok(self.taken_from_cache(frame, cache.node, kind, policy, local));
         }
         self.take_slowly(order, policy, local, page_index, purpose, reclaim)
+    }
+
+    /// The cache of `cpu`.
+    #[inline]
+    pub(crate) fn at_hand(&self, cpu: CpuId) -> AtHand<'_> {
+        let cache = self.caches.get(cpu.index());
+        AtHand(cache.and_then(|cache| cache.as_ref().map(CacheRef::get)))
     }
 
     /// The running CPU's cache.
@@ -431,7 +397,7 @@ impl<M: Machine> FrameAllocator<M> {
         local: NodeId,
         page_index: u64,
         purpose: Purpose,
-        reclaim: Option<&dyn Fn() -> bool>,
+        reclaim: &dyn Fn() -> bool,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         if let Some(kind) = Kind::of(order)
             && let Some(cache) = self.own_cache()
@@ -480,14 +446,14 @@ impl<M: Machine> FrameAllocator<M> {
         local: NodeId,
         page_index: u64,
         purpose: Purpose,
-        mut reclaim: Option<&dyn Fn() -> bool>,
+        reclaim: &dyn Fn() -> bool,
     ) -> Result<Allocation<Block>, OutOfMemory> {
         let (_, allowed) = self.allowed(policy, local, page_index);
         let mut kept = false;
-        for &node in allowed {
+        for (rank, &node) in allowed.iter().enumerate() {
             let take = || self.take_from(&self.nodes[node.index()], order, purpose);
-            let taken = take().or_else(|refusal| match reclaim.take() {
-                Some(reclaim) if reclaim() => take(),
+            let taken = take().or_else(|refusal| match rank {
+                0 if reclaim() => take(),
                 _ => Err(refusal),
             });
             match taken {

@@ -6,7 +6,7 @@ use super::FrameAllocator;
 use super::metadata::{FrameMetadata, State};
 use crate::frame::Block;
 use crate::machine::Machine;
-use crate::size::{BASE_SHIFT, Order, PageSize};
+use crate::size::{BASE_SHIFT, FrameSize, Order, PageSize, Size4KiB};
 
 /// Frames of any size, page tables among them, that wait until no CPU can reach them: linked through their metadata, so that a list
 /// of any length needs no memory of its own.
@@ -20,6 +20,10 @@ pub(crate) struct RetiredFrames {
 impl RetiredFrames {
     pub(crate) const fn new() -> Self {
         Self { last: None }
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.last.is_none()
     }
 }
 
@@ -45,6 +49,17 @@ impl<M: Machine> FrameAllocator<M> {
     /// Adds the block that begins at `frame`, which was handed out, to `list`.
     pub(crate) fn retire(&self, list: &mut RetiredFrames, frame: PhysAddr) {
         self.metadata(frame).set_link(list.last.replace(frame));
+    }
+
+    /// Moves the frames of `from`, all of 4 KiB, to `list`; how many bytes they have.
+    pub(crate) fn append_tables(&self, list: &mut RetiredFrames, from: &mut RetiredFrames) -> u64 {
+        let mut bytes = 0;
+        while let Some(table) = from.last {
+            from.last = self.metadata(table).link();
+            self.retire(list, table);
+            bytes += Size4KiB::BYTES;
+        }
+        bytes
     }
 
     /// Gives all frames of `list` back to their nodes: no CPU can reach them any more.

@@ -10,7 +10,7 @@ use crate::frame::Block;
 use crate::frames::{FrameMetadata, OutOfMemory, Purpose};
 use crate::machine::{Event, Machine, NodeEvent};
 use crate::policy::Policy;
-use crate::size::{PageSize, Size4KiB};
+use crate::size::PageSize;
 use crate::table::entry::{Entry, EntryValue};
 use crate::table::level::Level;
 
@@ -218,31 +218,15 @@ impl<M: Machine> AddressSpace<'_, M> {
         let machine = self.machine();
         let local = machine.node();
         let index = address.as_u64() >> size.shift();
-        let reclaim = || self.free_retired();
-        let (block, node) = if size == PageSize::Size4KiB {
-            let taken = self.frames.allocate_reclaiming::<Size4KiB>(
-                policy,
-                local,
-                index,
-                Purpose::Program,
-                &reclaim,
-            )?;
-            (Block::from(taken.memory), taken.placement.node)
-        } else {
-            let order = size.order();
-            let taken = self.frames.allocate_block_reclaiming(
-                order,
-                policy,
-                local,
-                index,
-                Purpose::Program,
-                &reclaim,
-            )?;
-            if size == PageSize::Size2MiB {
-                machine.count_on(taken.placement.node, NodeEvent::HugeAllocated, 1);
-            }
-            (taken.memory, taken.placement.node)
-        };
+        let taken =
+            self.frames
+                .allocate_reclaiming(size.order(), policy, local, index, Purpose::Program, &|| {
+                    self.free_retired()
+                })?;
+        let (block, node) = (taken.memory, taken.placement.node);
+        if size == PageSize::Size2MiB {
+            machine.count_on(node, NodeEvent::HugeAllocated, 1);
+        }
         // SAFETY: the block has just been handed out, to this function alone.
         unsafe { machine.zero(block.range()) };
         machine.count_on(node, NodeEvent::Mapped(size), 1);

@@ -66,10 +66,7 @@ impl<M: Machine> AddressSpace<'_, M> {
     #[inline(always)]
     fn lock_with<'s>(&'s self, table: PhysAddr, metadata: &'s FrameMetadata) -> Option<LockedTable<'s>> {
         let lock = self.lock_of(metadata);
-        self.machine().count(Event::TableLock, 1);
-        if !lock.try_lock() {
-            self.wait_for(lock);
-        }
+        self.acquire(lock);
         self.locked(table, metadata, lock)
     }
 
@@ -120,15 +117,20 @@ impl<M: Machine> AddressSpace<'_, M> {
             LockScheme::Coarse => None,
         };
         if let Some(lock) = lock {
-            self.machine().count(Event::TableLock, 1);
-            if !lock.try_lock() {
-                self.wait_for(lock);
-            }
+            self.acquire(lock);
         }
         LockedTable {
             entries: self.table(table),
             metadata,
             lock,
+        }
+    }
+
+    #[inline(always)]
+    fn acquire(&self, lock: &TableLock) {
+        self.machine().count(Event::TableLock, 1);
+        if !lock.try_lock() {
+            self.wait_for(lock);
         }
     }
 

@@ -15,6 +15,7 @@
 //! keep their frames, as *retiring* ones, until then. An entry whose page changes its size or its frame is busy until then (Intel
 //! SDM volume 3, 4.10.2.3 and 4.10.4), and CPUs are interrupted.
 
+mod empty;
 mod error;
 mod fault;
 mod held;
@@ -36,6 +37,7 @@ use core::ptr::NonNull;
 use crossbeam_utils::CachePadded;
 use homenode_topology::{CpuId, NodeId, PhysAddr};
 
+use self::empty::EmptyTables;
 pub use self::error::{FaultError, RangeError, ReserveError};
 pub use self::last::CpuSpace;
 use self::last::LastTable;
@@ -49,7 +51,7 @@ use crate::frames::{FrameAllocator, FrameMetadata, OutOfMemory, Purpose, TableLo
 use crate::machine::Machine;
 use crate::policy::Policy;
 use crate::ranges::VirtualRanges;
-use crate::size::{PageSize, Size4KiB};
+use crate::size::{FrameSize, PageSize, Size4KiB};
 use crate::table::entry::{Entry, EntryValue, Table};
 use crate::table::level::Level;
 use crate::tlb::TlbEngine;
@@ -110,6 +112,7 @@ pub struct AddressSpace<'a, M> {
     ranges: VirtualRanges,
     attributes: AttributesTable,
     retired: RetireQueues,
+    empty_tables: EmptyTables,
     /// By CPU.
     last_tables: Box<[CachePadded<LastTable>]>,
     scheme: LockScheme,
@@ -157,6 +160,7 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
             ranges: VirtualRanges::new(whole, tlb.cpus()),
             attributes: AttributesTable::new(),
             retired: RetireQueues::new(tlb, retirement),
+            empty_tables: EmptyTables::new(tlb.cpus()),
             last_tables: (0..tlb.cpus())
                 .map(|_| CachePadded::new(LastTable::none()))
                 .collect(),
@@ -331,10 +335,15 @@ impl<'a, M: Machine> AddressSpace<'a, M> {
     /// A new table, not yet in the tree, all of its entries `value`.
     fn new_table(&self, value: EntryValue) -> Result<Frame<Size4KiB>, OutOfMemory> {
         let node = self.machine().node();
-        let allocation =
-            self.frames
-                .allocate_reclaiming(Policy::Local, node, 0, Purpose::Program, &|| self.free_retired())?;
-        let table = allocation.memory;
+        let allocation = self.frames.allocate_reclaiming(
+            Size4KiB::ORDER,
+            Policy::Local,
+            node,
+            0,
+            Purpose::Program,
+            &|| self.free_retired(),
+        )?;
+        let table = Frame::containing(allocation.memory.start());
         let used = if value == EntryValue::EMPTY {
             0
         } else {

@@ -156,7 +156,7 @@ impl<M: Machine> AddressSpace<'_, M> {
                     page.entry.store(page.value);
                     return Ok(());
                 }
-                match self.frames.allocate_block_reclaiming(
+                match self.frames.allocate_reclaiming(
                     size.order(),
                     Policy::Bind(node),
                     self.machine().node(),

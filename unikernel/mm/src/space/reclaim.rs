@@ -5,9 +5,10 @@ use core::mem;
 use homenode_topology::{NodeId, PhysAddr};
 
 use super::AddressSpace;
-use super::retire::{EmptyTable, Retired};
+use super::empty::EmptyTable;
+use super::retire::Retired;
 use crate::addr::{VirtAddr, VirtRange};
-use crate::frames::Freeing;
+use crate::frames::{Freeing, RetiredFrames};
 use crate::machine::{Machine, NodeEvent};
 use crate::size::PageSize;
 use crate::table::entry::{Entry, EntryValue};
@@ -74,14 +75,13 @@ impl<M: Machine> AddressSpace<'_, M> {
     pub fn release_from(&self, range: VirtRange, addresses: VirtRange) {
         let taken = self.take_out(range);
         let retired = Retired { range, addresses };
-        if taken.stale.is_none() {
-            self.reclaim(&retired, &mut self.frames.freeing());
-        } else if self.is_lazy() {
-            self.retire(retired, taken.bytes);
-        } else {
+        if !taken.stale.is_none() {
+            if self.is_lazy() {
+                return self.retire(retired, taken.bytes);
+            }
             self.tlb.invalidate(self.machine(), &taken.stale, Cause::Off);
-            self.reclaim(&retired, &mut self.frames.freeing());
         }
+        self.reclaim(&[retired]);
     }
 
     /// As [`release_from`](Self::release_from), but on return no CPU can reach the range.
@@ -90,14 +90,14 @@ impl<M: Machine> AddressSpace<'_, M> {
         if !taken.stale.is_none() {
             self.tlb.invalidate(self.machine(), &taken.stale, Cause::Revoke);
         }
-        self.reclaim(&Retired { range, addresses }, &mut self.frames.freeing());
+        self.reclaim(&[Retired { range, addresses }]);
     }
 
     /// Leaves nothing of `range` reserved, whose addresses stay the caller's. No page of it has ever been there.
     pub(super) fn unmark_reserved(&self, range: VirtRange) {
         let taken = self.take_out(range);
         debug_assert!(taken.stale.is_none(), "{range} had pages");
-        self.give_back_entries(range, u64::MAX, &mut self.frames.freeing());
+        self.give_back_entries([(range, u64::MAX)].into_iter());
     }
 
     /// Leaves nothing of `range` reserved; pages become retiring.
@@ -157,25 +157,41 @@ impl<M: Machine> AddressSpace<'_, M> {
         super::entries_behind(address, level, passed.entries)
     }
 
-    /// Gives back what a range that was taken out has left: no CPU can reach it any more.
-    pub(super) fn reclaim(&self, retired: &Retired, freeing: &mut Freeing<'_, M>) {
-        self.give_back_entries(retired.range, retired.addresses.bytes(), freeing);
-        self.free_addresses(retired.addresses);
+    /// Gives back what ranges that were taken out have left: no CPU can reach them any more.
+    pub(super) fn reclaim(&self, retired: &[Retired]) {
+        let parts = |retired: &Retired| (retired.range, retired.addresses.bytes());
+        self.give_back_entries(retired.iter().map(parts));
+        for retired in retired {
+            self.free_addresses(retired.addresses);
+        }
     }
 
-    /// Gives back the frames of retiring entries, and tables that this leaves empty: at once if `own_bytes` addresses, of which
-    /// `range` is a part, fill them, later if other ranges share them.
-    fn give_back_entries(&self, range: VirtRange, own_bytes: u64, freeing: &mut Freeing<'_, M>) {
+    /// Gives back the frames of retiring entries, and tables that this leaves empty. With each range comes how many addresses it is a
+    /// part of.
+    fn give_back_entries(&self, ranges: impl Iterator<Item = (VirtRange, u64)>) {
+        let mut tables = RetiredFrames::new();
+        let mut freeing = self.frames.freeing();
+        for (range, own_bytes) in ranges {
+            self.give_back_range(range, own_bytes, &mut freeing, &mut tables);
+        }
+        drop(freeing);
+        self.retire_tables(tables);
+    }
+
+    #[inline(always)]
+    fn give_back_range(
+        &self,
+        range: VirtRange,
+        own_bytes: u64,
+        freeing: &mut Freeing<'_, M>,
+        tables: &mut RetiredFrames,
+    ) {
         let mut address = Some(range.start());
         while let Some(at) = address.filter(|at| range.contains(*at)) {
             let (next, level, unused) = self.give_back_in_table(at, range, freeing);
             if unused {
-                let empty = EmptyTable { address: at, level };
-                if own_bytes >= level.table_bytes() {
-                    self.detach_unused(empty);
-                } else if let Some(oldest) = self.keep_empty(empty) {
-                    self.detach_unused(oldest);
-                }
+                let is_shared = own_bytes < level.table_bytes();
+                self.handle_empty(EmptyTable { address: at, level }, is_shared, tables);
             }
             address = next;
         }
@@ -269,43 +285,5 @@ impl<M: Machine> AddressSpace<'_, M> {
         if let Some(node) = self.frames.node_of(frame) {
             self.machine().count_on(node, NodeEvent::Mapped(size), -1);
         }
-    }
-
-    /// Takes a table out of the tree if all its entries are empty still, and those above that become empty by this.
-    pub(super) fn detach_unused(&self, EmptyTable { address, mut level }: EmptyTable) {
-        while let Some(above) = level.above() {
-            let Some((table, unused)) = self.detach_if_unused(address, above) else {
-                return;
-            };
-            self.retire_table(table);
-            if !unused {
-                return;
-            }
-            level = above;
-        }
-    }
-
-    /// Takes the table out of the tree that the entry of level `above` over `address` names, if all its entries are empty: it, and
-    /// whether the table above is empty now.
-    fn detach_if_unused(&self, address: VirtAddr, above: Level) -> Option<(PhysAddr, bool)> {
-        let _walk = self.tlb.begin_walk(self.machine());
-        let found = self
-            .descend_to(address, above)
-            .filter(|found| found.level == above && found.value.is_table(above))?;
-        let locked = self.lock(found.table)?;
-        let index = above.index(address);
-        let value = locked.entry(index).load();
-        if !value.is_table(above) {
-            return None;
-        }
-        let table = self.lock_below(value.next_table(), &locked);
-        if !table.is_unused() {
-            return None;
-        }
-        table.set_stray();
-        locked.replace(index, EntryValue::EMPTY);
-        // Whoever waits for this lock finds the table stray, and the entry above empty already: its next walk does not come back.
-        drop(table);
-        Some((value.next_table(), locked.is_unused()))
     }
 }

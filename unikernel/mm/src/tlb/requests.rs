@@ -111,8 +111,9 @@ impl Requests {
         self.newest.load(Ordering::Acquire)
     }
 
-    /// Adds a request; its number.
+    /// Adds a request for pages whose entries this CPU has changed before; its number.
     pub(super) fn add(&self, run: PageRun) -> u64 {
+        // Release: who sees the number sees the entries changed.
         let number = self.newest.fetch_add(1, Ordering::SeqCst) + 1;
         let slot = self.slot(number);
         // If a request that came a ring earlier or later is just being written, this one finds no place, and readers drop everything.

@@ -863,7 +863,7 @@ fn what_can_be_reclaimed_is_used_before_another_node() {
     };
     let take = || {
         frames
-            .allocate_block_reclaiming(HUGE, Policy::Local, NODE0, 0, Purpose::Kernel, &reclaim)
+            .allocate_reclaiming(HUGE, Policy::Local, NODE0, 0, Purpose::Kernel, &reclaim)
             .unwrap()
     };
     for _ in 0..7 {
@@ -876,7 +876,7 @@ fn what_can_be_reclaimed_is_used_before_another_node() {
         assert_eq!((take().placement.node, asked.get()), (NODE0, calls));
     }
     assert_eq!((take().placement.node, asked.get()), (NODE2, 8));
-    let small = frames.allocate_reclaiming::<Size4KiB>(Policy::Local, NODE0, 0, Purpose::Kernel, &reclaim);
+    let small = frames.allocate_reclaiming(Order::MIN, Policy::Local, NODE0, 0, Purpose::Kernel, &reclaim);
     assert_eq!((small.unwrap().placement.node, asked.get()), (NODE0, 8));
 }
 

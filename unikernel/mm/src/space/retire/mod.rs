@@ -13,24 +13,21 @@
 //!
 //! What waits is bounded by node: half of it in sealed batches, which the node's CPUs count together, and half in open ones.
 
-use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+mod queue;
+
 use alloc::vec::Vec;
 use core::mem;
 
-use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
-use homenode_topology::{CpuId, NodeId, PhysAddr};
+use homenode_topology::{CpuId, NodeId};
 
+use self::queue::{BATCH_AGE, BATCH_RANGES, Batch, CpuQueue, NodeQueue, Queue, Told};
+pub(super) use self::queue::{RetireQueues, Retired};
 use super::AddressSpace;
-use crate::addr::{VirtAddr, VirtRange};
-use crate::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::atomic::Ordering;
 use crate::frames::RetiredFrames;
-use crate::frames::lock::Lock;
 use crate::machine::{Event, Machine};
-use crate::size::{FrameSize, Size2MiB, Size4KiB};
-use crate::table::level::Level;
-use crate::tlb::{Cause, Generation, SafePoint, TlbEngine};
+use crate::tlb::{Cause, Generation, SafePoint};
 
 /// How what is given back waits for CPUs to drop their translations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,77 +41,12 @@ pub struct Retirement {
     pub pending_max_bytes: Vec<u64>,
 }
 
-/// The most ranges in a batch.
-const BATCH_RANGES: usize = 128;
-/// A batch is sealed when it has so many bytes, or the CPU's share of what may wait in open ones, …
-const BATCH_BYTES: u64 = Size2MiB::BYTES;
-/// … or when this part of the deadline is over since it was opened.
-const BATCH_AGE: u64 = 4;
 /// How often the epoch is advanced per deadline by those who are not short of room.
 const ADVANCES: u64 = 64;
 /// If CPUs that were interrupted have not answered after this part of the deadline, they are looked at again.
 const ANSWER_TIME: u64 = 8;
 /// How often an interrupted CPU's answer is looked for before the alarm is set for later.
 const ANSWER_POLLS: u32 = 1000;
-
-/// How many empty tables a CPU leaves in the tree.
-const EMPTY_TABLES: usize = 64;
-
-/// A range that was given back, and the addresses that it was reserved from, which are free with it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Retired {
-    pub(super) range: VirtRange,
-    pub(super) addresses: VirtRange,
-}
-
-/// A table that was seen to have empty entries only, by an address that it translates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct EmptyTable {
-    pub(super) address: VirtAddr,
-    pub(super) level: Level,
-}
-
-/// What a batch is made of.
-enum Item {
-    Range(Retired),
-    Table(PhysAddr),
-}
-
-/// What CPUs know of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
-    /// Nothing.
-    Nothing,
-    /// They are to pass its generation at a safe point, and are interrupted at this time if they have not.
-    Due { at_ns: u64 },
-    /// They have been interrupted for it.
-    Forced,
-}
-
-/// What waits for the same generation.
-struct Batch {
-    generation: Generation,
-    opened_ns: u64,
-    told: Told,
-    /// Whether its bytes are counted among those of its node's sealed batches.
-    is_sealed: bool,
-    bytes: u64,
-    ranges: Vec<Retired>,
-    tables: RetiredFrames,
-}
-
-/// What a CPU has given back. Others lock it when memory is short.
-struct Queue {
-    open: Option<Batch>,
-    /// In order of generation.
-    sealed: VecDeque<Batch>,
-    /// Memory for the ranges of batches to come.
-    spare: Vec<Vec<Retired>>,
-    /// Whether the CPU's alarm is set.
-    alarm: bool,
-    /// Empty tables that ranges to come may need again: the oldest first.
-    empty_tables: ArrayVec<EmptyTable, EMPTY_TABLES>,
-}
 
 /// What came of an item that was put into the queue.
 enum Put {
@@ -124,199 +56,6 @@ enum Put {
     Sealed,
     /// There is no memory for the record of it, and nobody may use it before this generation has passed.
     NoRoom(Generation),
-}
-
-/// All CPUs' queues.
-pub(super) struct RetireQueues {
-    lazy: bool,
-    deadline_ns: u64,
-    queues: Box<[CachePadded<CpuQueue>]>,
-    /// By number, as far as there are nodes with CPUs.
-    nodes: Box<[CachePadded<NodeQueue>]>,
-    /// When the epoch was last advanced.
-    advanced_ns: CachePadded<AtomicU64>,
-}
-
-struct CpuQueue {
-    node: NodeId,
-    /// The bytes with which a batch is sealed.
-    batch_bytes: u64,
-    /// How many bytes wait, those included that are being reclaimed. Changed under the lock of the queue, and read without.
-    pending_bytes: AtomicU64,
-    /// How many batches are being reclaimed, by whatever CPU.
-    reclaiming: AtomicU32,
-    queue: Lock<Queue>,
-}
-
-/// What the CPUs of a node have in common. Written once per batch.
-struct NodeQueue {
-    /// How many bytes may wait.
-    max_bytes: u64,
-    /// How many wait in sealed batches.
-    sealed_bytes: AtomicU64,
-}
-
-impl NodeQueue {
-    /// How many bytes may wait in sealed batches.
-    const fn sealed_max_bytes(&self) -> u64 {
-        self.max_bytes / 2
-    }
-}
-
-impl RetireQueues {
-    pub(super) fn new(tlb: &TlbEngine, retirement: &Retirement) -> Self {
-        let nodes = tlb.nodes().map(|(node, _)| node.index() + 1).max().unwrap_or(0);
-        let of_node = |node: usize| retirement.pending_max_bytes.get(node).copied().unwrap_or(0);
-        let mut queues = Vec::new();
-        for (node, cpus) in tlb.nodes() {
-            let share = of_node(node.index()) / 2 / cpus.len() as u64;
-            let queue = |_| CpuQueue {
-                node,
-                batch_bytes: BATCH_BYTES.min(share),
-                pending_bytes: AtomicU64::new(0),
-                reclaiming: AtomicU32::new(0),
-                queue: Lock::new(Queue {
-                    open: None,
-                    sealed: VecDeque::new(),
-                    spare: Vec::new(),
-                    alarm: false,
-                    empty_tables: ArrayVec::new(),
-                }),
-            };
-            queues.extend(cpus.iter().map(|cpu| (*cpu, queue(cpu))));
-        }
-        queues.sort_by_key(|(cpu, _)| *cpu);
-        let node_queue = |node| NodeQueue {
-            max_bytes: of_node(node),
-            sealed_bytes: AtomicU64::new(0),
-        };
-        Self {
-            lazy: retirement.lazy,
-            deadline_ns: retirement.deadline_ns,
-            queues: queues
-                .into_iter()
-                .map(|(_, queue)| CachePadded::new(queue))
-                .collect(),
-            nodes: (0..nodes).map(node_queue).map(CachePadded::new).collect(),
-            advanced_ns: CachePadded::new(AtomicU64::new(0)),
-        }
-    }
-}
-
-#[cfg(loom)]
-impl RetireQueues {
-    /// Watches the queues, and what protects them.
-    pub(super) fn watch(&self) {
-        for of in &self.queues {
-            of.queue.watch();
-        }
-    }
-}
-
-impl CpuQueue {
-    fn pending_bytes(&self) -> u64 {
-        self.pending_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Adds to the bytes that wait. Under the lock of the queue.
-    fn add_pending(&self, bytes: i64) {
-        let pending = self.pending_bytes().wrapping_add_signed(bytes);
-        self.pending_bytes.store(pending, Ordering::Relaxed);
-    }
-}
-
-impl Batch {
-    fn add<M: Machine>(&mut self, space: &AddressSpace<'_, M>, item: Item, bytes: u64) {
-        self.bytes += bytes;
-        match item {
-            Item::Range(range) => self.ranges.push(range),
-            Item::Table(table) => space.frames.retire(&mut self.tables, table),
-        }
-    }
-}
-
-impl Queue {
-    /// Seals the open batch, if there is one. `false` if there is no memory for the record of it.
-    fn seal(&mut self, node: &NodeQueue) -> bool {
-        let room = self.sealed.try_reserve(1).is_ok();
-        if room && let Some(batch) = self.open.take() {
-            node.sealed_bytes.fetch_add(batch.bytes, Ordering::Relaxed);
-            self.sealed.push_back(Batch {
-                is_sealed: true,
-                ..batch
-            });
-        }
-        room
-    }
-
-    /// A batch to put something of this generation into, which has room.
-    fn batch(
-        &mut self,
-        machine: &impl Machine,
-        node: &NodeQueue,
-        generation: Generation,
-        deadline_ns: u64,
-    ) -> Option<&mut Batch> {
-        if let Some(batch) = self.open.as_mut().filter(|batch| batch.generation != generation) {
-            if machine.now_ns().saturating_sub(batch.opened_ns) <= deadline_ns / BATCH_AGE {
-                // What is in it waits a little longer than it must.
-                batch.generation = generation;
-                batch.told = Told::Nothing;
-            } else if !self.seal(node) {
-                return None;
-            }
-        }
-        if self.open.is_none() {
-            let mut ranges = self.spare.pop().unwrap_or_default();
-            ranges.try_reserve_exact(BATCH_RANGES).ok()?;
-            self.open = Some(Batch {
-                generation,
-                opened_ns: machine.now_ns(),
-                told: Told::Nothing,
-                is_sealed: false,
-                bytes: 0,
-                ranges,
-                tables: RetiredFrames::new(),
-            });
-        }
-        self.open.as_mut()
-    }
-
-    /// When there is next something to do about what waits; a time that is over for soon.
-    fn next_alarm_ns(&self, deadline_ns: u64) -> Option<u64> {
-        let untold_ns = |batch: &Batch| batch.opened_ns + deadline_ns / BATCH_AGE;
-        let oldest_ns = self
-            .sealed
-            .front()
-            .or(self.open.as_ref())
-            .map(|batch| match batch.told {
-                Told::Nothing => untold_ns(batch),
-                Told::Due { at_ns } => at_ns,
-                Told::Forced => 0,
-            });
-        let mut all = self.sealed.iter().chain(&self.open);
-        let untold = all.find(|batch| batch.told == Told::Nothing);
-        oldest_ns.into_iter().chain(untold.map(untold_ns)).min()
-    }
-
-    /// Takes a batch of this generation or an older one, which all CPUs have passed.
-    fn take(&mut self, passed: Generation) -> Option<Batch> {
-        match self.sealed.front() {
-            Some(batch) => {
-                if batch.generation <= passed {
-                    self.sealed.pop_front()
-                } else {
-                    None
-                }
-            }
-            None => self.open.take_if(|batch| batch.generation <= passed),
-        }
-    }
-
-    /// The generation of the last sealed batch.
-    fn newest(&self) -> Option<Generation> {
-        self.sealed.back().map(|batch| batch.generation)
-    }
 }
 
 impl<M: Machine> AddressSpace<'_, M> {
@@ -356,20 +95,27 @@ impl<M: Machine> AddressSpace<'_, M> {
     /// Puts a range aside whose entries are retiring, with `bytes` bytes of frames.
     pub(super) fn retire(&self, retired: Retired, bytes: u64) {
         self.machine().count(Event::Retired, 1);
-        match self.put(Item::Range(retired), bytes) {
+        let add = |batch: &mut Batch| {
+            batch.ranges.push(retired);
+            bytes
+        };
+        match self.put(add) {
             Put::Open => {}
             Put::Sealed => self.turn_over(self.own_queue()),
             Put::NoRoom(generation) => {
                 self.tlb.complete(self.machine(), generation, Cause::Memory);
-                self.reclaim(&retired, &mut self.frames.freeing());
+                self.reclaim(&[retired]);
             }
         }
     }
 
-    /// Puts a table aside that has been taken out of the tree.
-    pub(super) fn retire_table(&self, table: PhysAddr) {
+    /// Puts tables aside that have been taken out of the tree.
+    pub(super) fn retire_tables(&self, mut tables: RetiredFrames) {
+        if tables.is_empty() {
+            return;
+        }
         let (generation, cause) = if self.retired.lazy {
-            match self.put(Item::Table(table), Size4KiB::BYTES) {
+            match self.put(|batch| self.frames.append_tables(&mut batch.tables, &mut tables)) {
                 // Sealed batches are looked at when the next range is given back: what is reclaimed meanwhile may have led here.
                 Put::Open | Put::Sealed => return,
                 Put::NoRoom(generation) => (generation, Cause::Memory),
@@ -378,13 +124,11 @@ impl<M: Machine> AddressSpace<'_, M> {
             (self.tlb.retire(), Cause::Off)
         };
         self.tlb.complete(self.machine(), generation, cause);
-        let mut list = RetiredFrames::new();
-        self.frames.retire(&mut list, table);
-        self.frames.free_retired(list);
+        self.frames.free_retired(tables);
     }
 
-    /// Puts something into this CPU's queue.
-    fn put(&self, item: Item, bytes: u64) -> Put {
+    /// Puts something into this CPU's queue by `add`, which says how many bytes it has.
+    fn put(&self, add: impl FnOnce(&mut Batch) -> u64) -> Put {
         let machine = self.machine();
         let own = self.own_queue();
         let node = self.node_queue(own);
@@ -394,7 +138,8 @@ impl<M: Machine> AddressSpace<'_, M> {
             let Some(batch) = queue.batch(machine, node, generation, deadline_ns) else {
                 return Put::NoRoom(generation);
             };
-            batch.add(self, item, bytes);
+            let bytes = add(batch);
+            batch.bytes += bytes;
             let full = batch.bytes >= own.batch_bytes || batch.ranges.len() == BATCH_RANGES;
             let opened_ns = batch.opened_ns;
             own.add_pending(bytes as i64);
@@ -476,25 +221,19 @@ impl<M: Machine> AddressSpace<'_, M> {
         let machine = self.machine();
         let take = || {
             of.queue.with(machine, |queue| {
-                let batch = queue.take(passed)?;
+                let batch = queue.take(self.node_queue(of), passed)?;
                 of.reclaiming.fetch_add(1, Ordering::Relaxed);
                 Some(batch)
             })
         };
         while let Some(mut batch) = take() {
-            let mut freeing = self.frames.freeing();
-            for retired in &batch.ranges {
-                self.reclaim(retired, &mut freeing);
-            }
-            drop(freeing);
+            self.reclaim(&batch.ranges);
             self.frames.free_retired(mem::take(&mut batch.tables));
             batch.ranges.clear();
             of.queue.with(machine, |queue| {
                 of.add_pending(-(batch.bytes as i64));
-                if batch.is_sealed {
-                    let sealed = &self.node_queue(of).sealed_bytes;
-                    sealed.fetch_sub(batch.bytes, Ordering::Relaxed);
-                }
+                let sealed = &self.node_queue(of).sealed_bytes;
+                sealed.fetch_sub(batch.bytes, Ordering::Relaxed);
                 // Without memory to keep it, the next batch has to get some of its own.
                 if queue.spare.try_reserve(1).is_ok() {
                     queue.spare.push(batch.ranges);
@@ -502,33 +241,6 @@ impl<M: Machine> AddressSpace<'_, M> {
             });
             // Release: who sees this finds all of the batch free.
             of.reclaiming.fetch_sub(1, Ordering::Release);
-        }
-    }
-
-    /// Leaves an empty table in the tree, since ranges that are reserved soon may need it: the same addresses serve the same sizes
-    /// of ranges again. Which one is to be taken out for it, if any.
-    pub(super) fn keep_empty(&self, table: EmptyTable) -> Option<EmptyTable> {
-        let bytes = table.level.table_bytes();
-        let is_same = |other: &EmptyTable| {
-            other.level == table.level && other.address.align_down(bytes) == table.address.align_down(bytes)
-        };
-        self.own_queue().queue.with(self.machine(), |queue| {
-            if queue.empty_tables.last().is_some_and(is_same) {
-                return None;
-            }
-            let oldest = queue.empty_tables.is_full().then(|| queue.empty_tables.remove(0));
-            queue.empty_tables.push(table);
-            oldest
-        })
-    }
-
-    /// Takes all empty tables that are left out of the tree.
-    fn detach_empty_tables(&self) {
-        for of in &self.retired.queues {
-            let empty = of
-                .queue
-                .with(self.machine(), |queue| mem::take(&mut queue.empty_tables));
-            empty.into_iter().for_each(|table| self.detach_unused(table));
         }
     }
 
