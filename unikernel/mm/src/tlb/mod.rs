@@ -345,6 +345,8 @@ impl TlbEngine {
             return self.complete(machine, self.retire(), cause);
         };
         let this = machine.cpu();
+        // The changed entries are visible before the request is.
+        fence(Ordering::SeqCst);
         let request = self.requests.add(pages);
         // Whoever leaves idleness after this has been seen idle sees the request.
         fence(Ordering::SeqCst);
